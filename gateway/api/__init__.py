@@ -1,0 +1,1 @@
+"""The HTTP face: what clients and operators talk to."""

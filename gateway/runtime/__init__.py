@@ -1,0 +1,1 @@
+"""The composition root: configuration to parts, their life, and their end."""

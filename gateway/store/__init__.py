@@ -1,0 +1,1 @@
+"""Where quota counters live: in this process, or shared between gateways."""
