@@ -48,11 +48,10 @@ class Slot:
     ) -> None:
         self._dispatcher.leave(self._ticket.id, self.sample)
 
-    def decide(self, outcome: Admitted | Refusal) -> None:
-        """Called once by the dispatcher when the call passes or is evicted."""
+    def decide(self, outcome: Admitted | Refusal, now: float) -> None:
+        """Called once by the dispatcher when the call passes or is evicted, at `now` (s)."""
         self._outcome = outcome
-        if isinstance(outcome, Admitted):
-            self.wait = outcome.wait
+        self.wait = now - self._ticket.arrived
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
 
@@ -91,11 +90,12 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Let everybody pass or go whose time it is; call it when the limit or the engines' load changed."""
-        for decided in self.admission.poll(self._clock()):
+        now = self._clock()
+        for decided in self.admission.poll(now):
             if isinstance(decided, Admitted):
-                self._slots[decided.id].decide(decided)
+                self._slots[decided.id].decide(decided, now)
             else:
-                self._slots.pop(decided.id).decide(decided.refusal)
+                self._slots.pop(decided.id).decide(decided.refusal, now)
         self._arm(self.admission.next_deadline())
 
     def close(self, refusal: Refusal) -> None:
@@ -105,7 +105,7 @@ class Dispatcher:
     def evict_all(self, refusal: Refusal) -> None:
         """Refuse everybody who still waits."""
         for evicted in self.admission.evict_all(refusal):
-            self._slots.pop(evicted.id).decide(evicted.refusal)
+            self._slots.pop(evicted.id).decide(evicted.refusal, self._clock())
 
     def _arm(self, due: float | None) -> None:
         if due == self._due:

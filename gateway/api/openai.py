@@ -13,7 +13,8 @@ from gateway.api.headers import decision_headers, limit_headers
 from gateway.api.parse import check_encoding, clean_id, parse
 from gateway.core.refusal import Reason, Refusal, Refused
 from gateway.core.types import Outcome, Record
-from gateway.pipeline import Header, Pipeline, Reply
+from gateway.pipeline.path import Pipeline
+from gateway.pipeline.ports import Header, Reply
 
 _JSON: Header = (b"content-type", b"application/json")
 
@@ -23,7 +24,6 @@ class Exchange(Reply, Protocol):
 
     path: str
     headers: Mapping[bytes, bytes]
-    started: bool
     decided: Callable[[], list[Header]]
     ended_by: Reason | None  # who cancelled the call, when it is cancelled
 
@@ -56,7 +56,7 @@ class Door:
         record = Record(id=clean_id(exchange.headers, self._fresh_id()), path=exchange.path)
         exchange.decided = lambda: decision_headers(record) + _limits(exchange)
         try:
-            await self._call(exchange, record, arrived)
+            await self._call(exchange, record)
         except Refused as refused:
             await self._refuse(exchange, record, refused.refusal)
         except asyncio.CancelledError:
@@ -69,12 +69,13 @@ class Door:
             record.duration = self._clock() - arrived
             self._ended(record)
 
-    async def _call(self, exchange: Exchange, record: Record, arrived: float) -> None:
+    async def _call(self, exchange: Exchange, record: Record) -> None:
         tenant = self._keyring().tenant(exchange.headers)
         record.tenant, record.band = tenant.name, tenant.band.label
         check_encoding(exchange.headers)
         body = await exchange.body()
-        call = parse(exchange.path, exchange.headers, body, tenant, record.id, arrived)
+        # A body that trickles in is the client's own time: deadlines and overhead count from here.
+        call = parse(exchange.path, exchange.headers, body, tenant, record.id, self._clock())
         record.model, record.stream, record.band = call.model, call.stream, call.band.label
         await self._pipeline.handle(call, exchange, record)
 

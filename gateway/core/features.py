@@ -17,127 +17,40 @@ _WORD = re.compile(r"[a-z][a-z+#]*")
 
 # What is asked for, when it takes work.
 _ACTS = frozenset(
-    "prove proof derive implement design redesign debug refactor optimize optimise architect solve analyze analyse "
-    "compare evaluate plan write build reason simulate essay report justify rigorously tradeoffs trade step".split()
+    "prove proof derive implement design redesign debug refactor optimize optimise architect solve "
+    "analyze analyse compare evaluate plan write build reason simulate essay report justify rigorously "
+    "tradeoffs trade step".split()
 )
 # What it is asked about, when the subject is demanding.
 _SUBJECTS = frozenset(
-    "theorem lemma prime primes irrational integral derivative equation equations matrix matrices eigenvalue "
-    "eigenvalues probability group groups polynomial inequality induction infinitely sqrt root algorithm algorithms complexity "
-    "function functions class classes python rust java javascript typescript golang c++ sql regex code script program api database "
-    "schema thread concurrency concurrent deadlock race mutex lock cache compiler kernel distributed microservice "
-    "microservices architecture ledger region invariant invariants consensus replication protocol encryption contract "
-    "lawsuit diagnosis differential strategy novel chapter thesis recursion recursive asynchronous async linked binary "
-    "tree graph queue parser unit tests".split()
+    "theorem lemma prime primes irrational integral derivative equation equations matrix matrices "
+    "eigenvalue eigenvalues probability group groups polynomial inequality induction infinitely sqrt root "
+    "algorithm algorithms complexity function functions class classes python rust java javascript "
+    "typescript golang c++ sql regex code script program api database schema thread concurrency "
+    "concurrent deadlock race mutex lock cache compiler kernel distributed microservice microservices "
+    "architecture ledger region invariant invariants consensus replication protocol encryption contract "
+    "lawsuit diagnosis differential strategy novel chapter thesis recursion recursive asynchronous async "
+    "linked binary tree graph queue parser unit tests".split()
 )
 # Short, clear intents.
 _LIGHT = frozenset(
-    "translate translation classify classification extract summarize summarise summary rephrase rewrite reformat convert "
-    "spell proofread correct sentiment label what who when where define capital hello hi hey thanks thank".split()
+    "translate translation classify classification extract summarize summarise summary rephrase rewrite "
+    "reformat convert spell proofread correct sentiment label what who when where define capital hello hi "
+    "hey thanks thank".split()
 )
-_WIDE_ACTS = (
-    *(
-        "证明",
-        "推导",
-        "实现",
-        "设计",
-        "调试",
-        "重构",
-        "优化",
-        "求解",
-        "分析",
-        "比较",
-        "规划",
-        "编写",
-        "写一",
-        "逐步",
-        "权衡",
-    ),
-    *("証明", "実装", "設計", "最適化", "解いて", "書いて"),
-    *("أثبت", "اثبت", "برهن", "صمم", "نفذ", "حلل", "اكتب"),
+_WIDE_ACTS = tuple(
+    "证明 推导 实现 设计 调试 重构 优化 求解 分析 比较 规划 编写 写一 逐步 权衡 証明 実装 設計 最適化 "
+    "解いて 書いて أثبت اثبت برهن صمم نفذ حلل اكتب".split()
 )
-_WIDE_SUBJECTS = (
-    *(
-        "定理",
-        "引理",
-        "素数",
-        "素因子",
-        "有限群",
-        "无理数",
-        "积分",
-        "导数",
-        "方程",
-        "矩阵",
-        "概率",
-        "多项式",
-        "不等式",
-        "归纳",
-    ),
-    *(
-        "算法",
-        "复杂度",
-        "函数",
-        "代码",
-        "程序",
-        "脚本",
-        "数据库",
-        "并发",
-        "死锁",
-        "缓存",
-        "编译",
-        "分布式",
-        "架构",
-        "微服务",
-    ),
-    *(
-        "协议",
-        "加密",
-        "不变量",
-        "合同",
-        "诉讼",
-        "论文",
-        "無理数",
-        "積分",
-        "行列",
-        "確率",
-        "関数",
-        "コード",
-        "プログラム",
-    ),
-    *(
-        "アルゴリズム",
-        "データベース",
-        "素因数",
-        "群の",
-        "نظرية",
-        "أولي",
-        "زمرة",
-        "خوارزمية",
-        "دالة",
-        "برنامج",
-        "معادلة",
-    ),
+_WIDE_SUBJECTS = tuple(
+    "定理 引理 素数 素因子 有限群 无理数 积分 导数 方程 矩阵 概率 多项式 不等式 归纳 算法 复杂度 函数 "
+    "代码 程序 脚本 数据库 并发 死锁 缓存 编译 分布式 架构 微服务 协议 加密 不变量 合同 诉讼 论文 無理数 "
+    "積分 行列 確率 関数 コード プログラム アルゴリズム データベース 素因数 群の نظرية أولي زمرة خوارزمية "
+    "دالة برنامج معادلة".split()
 )
-_WIDE_LIGHT = (
-    *(
-        "翻译",
-        "分类",
-        "提取",
-        "抽取",
-        "总结",
-        "摘要",
-        "改写",
-        "转换",
-        "纠正",
-        "情感",
-        "你好",
-        "谢谢",
-        "翻訳",
-        "分類",
-        "抽出",
-        "要約",
-    ),
-    *("こんにちは", "ありがとう", "ترجم", "صنف", "استخرج", "لخص", "مرحبا", "شكرا"),
+_WIDE_LIGHT = tuple(
+    "翻译 分类 提取 抽取 总结 摘要 改写 转换 纠正 情感 你好 谢谢 翻訳 分類 抽出 要約 こんにちは "
+    "ありがとう ترجم صنف استخرج لخص مرحبا شكرا".split()
 )
 _CODE = ("```", "def ", "#include", "SELECT ", "Traceback", "=> ", "();", ") {")
 _MATH = ("\\frac", "\\sum", "\\int", "\\sqrt", "\\begin", "$$", "∑", "∫", "√", "≤", "≥", "∀", "∃", "^2", "^n")

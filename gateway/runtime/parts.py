@@ -17,7 +17,7 @@ from gateway.core.retry import RetryBudget
 from gateway.core.tiering import Condition, Route, Rule, TierPool, TierRouter
 from gateway.core.types import Call, Endpoint, Tenant
 from gateway.dispatch import Dispatcher
-from gateway.pipeline import Lane, Pipeline
+from gateway.pipeline.path import Lane, Pipeline
 from gateway.store.memory import MemoryQuota
 from gateway.upstream.pool import Pool
 from gateway.upstream.seat import Timeouts
@@ -111,6 +111,7 @@ def _lane(
         headers=key,
         priority_scheduling=section.priority_scheduling,
         first_token=section.timeouts.first_token,
+        keepalive=config.keepalive,
         inter_token=section.slo.inter_token * _PATIENCE_PER_TOKEN,
     )
 

@@ -6,7 +6,7 @@ from gateway.config.serving import Pool as PoolSection
 from gateway.core.health import State
 from gateway.core.types import Band, EndpointLoad
 from gateway.core.views import EndpointView, PoolView
-from gateway.pipeline import Lane
+from gateway.pipeline.path import Lane
 
 _STALE = 3.0  # s
 

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.api.errors import error_event
 from gateway.api.openai import Door
 from gateway.core.refusal import Reason, Refusal, Refused
-from gateway.pipeline import Header, Quotas
+from gateway.pipeline.ports import Header, Quotas
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -21,7 +21,7 @@ ABORT = "tiergate.abort"  # scope extension: cuts the connection at once
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Bounds on a client: body in bytes; `slow` seconds for the body to come and for a write to be taken (None: any)."""
+    """Bounds on a client: body in bytes; `slow` seconds for the body to come and a write to be taken (None: any)."""
 
     body: int = 8 * 1024 * 1024
     slow: float | None = 30.0

@@ -1,0 +1,1 @@
+"""HTTP to the engines of one pool: connections, relayed answers, endpoint choice, load and health."""
