@@ -9,6 +9,7 @@ from pathlib import Path
 from gateway.config.load import load
 from gateway.config.mistakes import ConfigError
 from gateway.config.schema import Config
+from gateway.runtime.notyet import refused, warned
 
 
 def loaded(path: Path) -> Config | None:
@@ -25,7 +26,11 @@ def check(path: Path) -> int:
     config = loaded(path)
     if config is None:
         return 1
-    for warning in config.warnings:
+    for mistake in (unbuilt := refused(config)):
+        print(f"{path}: {mistake}", file=sys.stderr)
+    for warning in (*config.warnings, *warned(config)):
         print(f"warning: {warning}")
+    if unbuilt:
+        return 1
     print(f"{path}: good ({len(config.pools)} pools, {len(config.routes)} routes, {len(config.tenants)} tenants)")
     return 0

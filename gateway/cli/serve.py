@@ -15,6 +15,7 @@ import uvloop
 from gateway.cli.check import loaded
 from gateway.config.schema import Config
 from gateway.runtime.gateway import Gateway, open_log
+from gateway.runtime.notyet import refused
 from gateway.runtime.servers import ListenError
 from gateway.sim.profile import Profile, ProfileError, load_profile
 from gateway.sim.server import serve as serve_engine
@@ -32,8 +33,8 @@ def serve(path: Path, workers: int) -> int:
             file=sys.stderr,
         )
         return 2
-    if config.store.shared:
-        print("store: a Redis store is not supported yet; use 'store: memory'.", file=sys.stderr)
+    if unbuilt := refused(config):
+        print(*unbuilt, sep="\n", file=sys.stderr)
         return 1
     logging.basicConfig(level=config.log.level.upper(), stream=sys.stderr)
     return run(_gateway(config))

@@ -162,7 +162,7 @@ class Tenant(Section):
             name=name,
             band=self.band,
             weight=self.weight,
-            tiers=frozenset(self.tiers or ()),
+            tiers=None if self.tiers is None else frozenset(self.tiers),
             limits=Limits(self.limits.requests, self.limits.tokens, self.limits.concurrent, self.limits.budget),
             caps=Caps(longest.default, longest.limit, longest.over == "clamp", self.caps.prompt_tokens, self.caps.n),
         )

@@ -53,6 +53,12 @@ class Evicted:
     refusal: Refusal
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    ticket: Ticket
+    since: float
+
+
 class Admission:
     """One pool's admission; the caller owns time (`now`, s, monotonic) and I/O, and polls after every change."""
 
@@ -62,7 +68,7 @@ class Admission:
         self.engine_waiting = 0  # slots the engines themselves report waiting, by their last scrape
         self._lines = {band: FairQueue() for band in Band}
         self._waiting: dict[str, Ticket] = {}
-        self._flying: dict[str, Ticket] = {}
+        self._flying: dict[str, _Flight] = {}
         self._flying_slots = dict.fromkeys(Band, 0)
         self._deadlines: list[tuple[float, str]] = []
         self._shares = Shares()
@@ -104,7 +110,7 @@ class Admission:
 
     def forecast(self, now: float) -> float | None:
         """Expected time to a first token of an online call that came now, s; None while unknown."""
-        wait = self._forecast.wait(self._lines[Band.ONLINE].slots, now)
+        wait = self._wait(self._lines[Band.ONLINE].slots, now)
         return None if wait is None else wait + self._forecast.first_token
 
     def offer(self, ticket: Ticket, now: float, patience: float | None = None) -> Refusal | None:
@@ -117,7 +123,9 @@ class Admission:
             raise ValueError(f"call {ticket.id} is already here")
         if self.limit.value <= 0:
             message = "No engine of this pool is available."
-            return Refusal(Reason.NO_ENDPOINT, message, retry_after=self._forecast.retry_after(0, now))
+            return Refusal(
+                Reason.NO_ENDPOINT, message, retry_after=self._retry_after(0, now)
+            )
         latest = now + self._longest_wait(ticket.band, patience)
         if not self._passes_at_once(ticket):
             refusal = self._past_knee(ticket, now) or self._unreachable(ticket, now, latest)
@@ -132,7 +140,7 @@ class Admission:
         while (ticket := self._next()) is not None:
             self._lines[ticket.band].pop()
             del self._waiting[ticket.id]
-            self._flying[ticket.id] = ticket
+            self._flying[ticket.id] = _Flight(ticket, now)
             self._flying_slots[ticket.band] += ticket.slots
             self._shares.spend(ticket.band, ticket.cost, now)
             decided.append(Admitted(ticket.id, now - ticket.arrived))
@@ -140,10 +148,11 @@ class Admission:
 
     def finish(self, call_id: str, now: float, sample: Sample | None = None) -> None:
         """The call left its engine: its slots are free. Unknown ids are ignored; None: nothing learnt."""
-        ticket = self._land(call_id)
-        if ticket is None:
+        flight = self._land(call_id)
+        if flight is None:
             return
-        self._forecast.freed(ticket.slots, now)
+        ticket = flight.ticket
+        self._forecast.freed(ticket.slots, now - flight.since, now)
         if sample is None:
             return
         if sample.cost is not None:
@@ -154,8 +163,9 @@ class Admission:
 
     def requeue(self, call_id: str) -> None:
         """The engine turned the call away unserved: back to the head of its tenant's line, deadline unchanged."""
-        ticket = self._land(call_id)
-        if ticket is not None:
+        flight = self._land(call_id)
+        if flight is not None:
+            ticket = flight.ticket
             self._lines[ticket.band].settle(ticket.tenant, -ticket.cost)
             self._enqueue(ticket, front=True)
 
@@ -178,11 +188,11 @@ class Admission:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def _land(self, call_id: str) -> Ticket | None:
-        ticket = self._flying.pop(call_id, None)
-        if ticket is not None:
-            self._flying_slots[ticket.band] -= ticket.slots
-        return ticket
+    def _land(self, call_id: str) -> _Flight | None:
+        flight = self._flying.pop(call_id, None)
+        if flight is not None:
+            self._flying_slots[flight.ticket.band] -= flight.ticket.slots
+        return flight
 
     def _enqueue(self, ticket: Ticket, *, front: bool) -> None:
         self._waiting[ticket.id] = ticket
@@ -203,7 +213,7 @@ class Admission:
             ticket = self._waiting[self._deadlines[0][1]]
             self.cancel(ticket.id)
             message = f"No engine came free within {now - ticket.arrived:.1f} s."
-            retry = self._forecast.retry_after(self._lines[ticket.band].slots, now)
+            retry = self._retry_after(self._lines[ticket.band].slots, now)
             evicted.append(Evicted(ticket.id, Refusal(Reason.QUEUE_TIMEOUT, message, retry_after=retry)))
         return evicted
 
@@ -223,14 +233,16 @@ class Admission:
         return self.inflight + ticket.slots <= bound or (self.inflight == 0 and bound > 0)
 
     def _passes_at_once(self, ticket: Ticket) -> bool:
-        if self._waiting and (self._lines[Band.ONLINE] or self._shares.below(Band.BATCH, self.rules.floor)):
+        online, batch = self._lines[Band.ONLINE], self._lines[Band.BATCH]
+        # Behind others of its band even a small call must wait: the head may need more slots than are free.
+        if online or self._lines[ticket.band] or (batch and self._shares.below(Band.BATCH, self.rules.floor)):
             return False
         return self._fits(ticket, self.rules.headroom if ticket.band is Band.BATCH else 0.0)
 
     def _past_knee(self, ticket: Ticket, now: float) -> Refusal | None:
         """The line is full. A tenant below its share of it may still enter, up to twice the knee."""
         line = self._lines[ticket.band]
-        retry = self._forecast.retry_after(line.slots + ticket.slots, now)
+        retry = self._retry_after(line.slots + ticket.slots, now)
         if ticket.band is Band.BATCH:
             if line.slots + ticket.slots <= self.rules.batch_limit:
                 return None
@@ -254,12 +266,18 @@ class Admission:
             return None
         line = self._lines[Band.ONLINE]
         own = line.slots_of(ticket.tenant) * (ticket.weight + line.rivals(ticket.tenant)) / ticket.weight
-        wait = self._forecast.wait(min(line.slots, own) + ticket.slots, now)
+        wait = self._wait(min(line.slots, own) + ticket.slots, now)
         if wait is None or now + wait <= latest:
             return None
-        first, retry = wait + self._forecast.first_token, self._forecast.retry_after(line.slots, now)
+        first, retry = wait + self._forecast.first_token, self._retry_after(line.slots, now)
         message = f"A first token is expected only in {first:.1f} s; that is later than was asked for."
         return Refusal(Reason.DEADLINE_UNREACHABLE, message, retry_after=retry)
+
+    def _wait(self, slots: float, now: float) -> float | None:
+        return self._forecast.wait(slots, now, self.limit.value)
+
+    def _retry_after(self, slots: float, now: float) -> float:
+        return self._forecast.retry_after(slots, now, self.limit.value)
 
     def _longest_wait(self, band: Band, patience: float | None) -> float:
         """Seconds in line after which the call is given up: what is left when the engine's own time is taken off."""

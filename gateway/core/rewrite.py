@@ -18,13 +18,12 @@ _OUTPUT_CAPS = ("max_tokens", "max_completion_tokens")
 def engine_body(call: Call, model: str, priority: int | None) -> bytes:
     """JSON text for the engine: model name, output caps, usage request and priority set; all else byte for byte.
 
-    Every output cap the caller gave gets the bounded value, so none can contradict another; a streamed call always
-    asks for usage (the chunk is hidden again if the caller did not want it), keeping other stream options.
+    Every output cap the caller gave is kept but bounded, so whichever the engine obeys is within what was reserved; a
+    streamed call always asks for usage (the chunk is hidden again if the caller did not want it).
     """
-    members = {name: text for name, text in call.fields.items() if name not in _STRIPPED}
+    members = {name: text for name, text in call.fields.items() if name not in _STRIPPED and name not in _OUTPUT_CAPS}
     members["model"] = json.dumps(model).encode()
-    for name in [each for each in _OUTPUT_CAPS if each in members] or ["max_tokens"]:
-        members[name] = b"%d" % (call.max_tokens or 1)
+    members |= _output_caps(call)
     if call.stream:
         members["stream_options"] = _asking_for_usage(members.get("stream_options"))
     else:
@@ -32,6 +31,12 @@ def engine_body(call: Call, model: str, priority: int | None) -> bytes:
     if priority is not None:
         members["priority"] = b"%d" % priority
     return _joined(members)
+
+
+def _output_caps(call: Call) -> dict[str, bytes]:
+    most = call.max_tokens or 1
+    given = {name: call.fields[name] for name in _OUTPUT_CAPS if call.fields.get(name, b"null") != b"null"}
+    return {name: b"%d" % min(int(text), most) for name, text in given.items()} or {"max_tokens": b"%d" % most}
 
 
 def _asking_for_usage(options: bytes | None) -> bytes:

@@ -119,7 +119,8 @@ class TierRouter:
 
     def models(self, tenant: Tenant) -> tuple[str, ...]:
         """Model names that `tenant` may ask for: routes first, then tiers."""
-        return (*self._routes, *(tier for tier in self._tiers if _allowed(tenant, tier)))
+        tiers = [tier for tier in self._tiers if _allowed(tenant, tier)]
+        return (*self._routes, *tiers) if tiers else ()
 
     def route(self, call: Call, pools: Mapping[str, PoolFacts]) -> TierChoice | Refusal:
         """The tier of `call`; `pools` maps pool names to what is known of them now."""
@@ -192,11 +193,11 @@ def _decide(route: Route, call: Call) -> tuple[str, str]:
 
 
 def _allowed(tenant: Tenant, tier: str) -> bool:
-    return not tenant.tiers or tier in tenant.tiers
+    return tenant.tiers is None or tier in tenant.tiers
 
 
 def _forbidden(call: Call, tier: str) -> Refusal:
-    allowed = ", ".join(sorted(call.tenant.tiers))
+    allowed = ", ".join(sorted(call.tenant.tiers or ())) or "none"
     return Refusal(Reason.TIER_FORBIDDEN, f"This key may not use tier '{tier}'; it may use: {allowed}.", param="model")
 
 

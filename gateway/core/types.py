@@ -50,12 +50,12 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One customer: band, weight in fair queueing, tiers and models it may use, limits and caps."""
+    """One customer: band, weight in fair queueing, tiers it may use (None: all), limits and caps."""
 
     name: str
     band: Band = Band.ONLINE
     weight: float = 1.0
-    tiers: frozenset[str] = frozenset()
+    tiers: frozenset[str] | None = None
     limits: Limits = Limits()
     caps: Caps = Caps()
 

@@ -24,6 +24,7 @@ from gateway.config.schema import Config
 from gateway.core.refusal import Reason, Refusal
 from gateway.core.types import Record, Tenant
 from gateway.core.views import Snapshot
+from gateway.runtime.notyet import warned
 from gateway.runtime.parts import build
 from gateway.runtime.servers import EmbeddedServer, listener
 from gateway.runtime.views import pool_view
@@ -90,7 +91,7 @@ class Gateway:
             self._serving.append(self._spawn(server.serve([socket])))
             await server.up.wait()
         self._spawn(self._tend())
-        self._log.event("started", api=self.api, ops=self.ops, warnings=list(self._config.warnings))
+        self._log.event("started", api=self.api, ops=self.ops, warnings=[*self._config.warnings, *warned(self._config)])
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second one ends the process at once."""

@@ -26,9 +26,12 @@ def listener(host: str, port: int, key: str) -> socket.socket:
     """A listening socket; port 0 lets the system choose. Raises ListenError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ListenError(f"cannot listen on {host}:{port} ({error.strerror}); choose another with '{key}'") from error
+    # Accepted sockets inherit it; asyncio itself would not set it, as create_server leaves the protocol number 0.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
 
 
 class AbortableHttp(HttpToolsProtocol):

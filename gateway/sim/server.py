@@ -264,7 +264,8 @@ async def serve(
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio sets TCP_NODELAY on what is accepted; without it, tokens wait for delayed ACKs.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     with contextlib.ExitStack() as undo:
         undo.callback(bound.close)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

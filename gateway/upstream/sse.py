@@ -53,6 +53,10 @@ class Scanner:
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream; the events they complete, as they came (b"" for none)."""
+        if not self._held and not self._swallow_lf and (events := _plain_events(data)):
+            self._count(self._offset, events)
+            self._offset += len(data)
+            return data
         if self._swallow_lf and data:
             self._swallow_lf = False
             if data.startswith(b"\n"):  # the second half of the CRLF that ended a hidden event
@@ -119,8 +123,8 @@ class Scanner:
             return True
         return self._read(block, at)
 
-    def _count(self, at: int) -> None:
-        self.events += 1
+    def _count(self, at: int, events: int = 1) -> None:
+        self.events += events
         if self.first_at is None:
             self.first_at = at
 
@@ -144,11 +148,20 @@ class Scanner:
         return not (self._hide_usage and usage_only(value))
 
 
+def _plain_events(data: bytes) -> int:
+    """How many events, if `data` is nothing but whole one-line events of mere text; else 0. The common case."""
+    if not (data.startswith(b"data: {") and data.endswith(b"}\n\n")) or b"\r" in data or _tells(data):
+        return 0
+    lines = data.count(b"\n")
+    whole = lines == 2 or (lines == 2 * data.count(b"\n\n") == 2 * data.count(b"\n\ndata: {") + 2)
+    return lines // 2 if whole else 0
+
+
 def _tells(block: bytes) -> bool:
     """May this event carry more than text? Cheap and never wrong about "no"; "yes" is verified by parsing."""
     return (
         b'"error"' in block
-        or block.count(b'"usage"') != block.count(b'"usage":null')
+        or (b'"usage"' in block and block.count(b'"usage"') != block.count(b'"usage":null'))
         or block.count(b'"finish_reason"') != block.count(b'"finish_reason":null')
         or (b'"type"' in block and b'"choices"' not in block)
     )
