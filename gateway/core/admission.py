@@ -123,9 +123,7 @@ class Admission:
             raise ValueError(f"call {ticket.id} is already here")
         if self.limit.value <= 0:
             message = "No engine of this pool is available."
-            return Refusal(
-                Reason.NO_ENDPOINT, message, retry_after=self._retry_after(0, now)
-            )
+            return Refusal(Reason.NO_ENDPOINT, message, retry_after=self._retry_after(0, now))
         latest = now + self._longest_wait(ticket.band, patience)
         if not self._passes_at_once(ticket):
             refusal = self._past_knee(ticket, now) or self._unreachable(ticket, now, latest)

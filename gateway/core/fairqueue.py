@@ -43,7 +43,7 @@ class _Flow:
         self.weight = 1.0
         self.waiting: OrderedDict[str, Ticket] = OrderedDict()
         self.slots = 0
-        self.entry = -1  # number of its one valid heap entry
+        self.entry = 0  # number of its one valid heap entry
 
 
 class FairQueue:
@@ -92,7 +92,8 @@ class FairQueue:
             self._weights += ticket.weight
             flow.weight = ticket.weight
             flow.counter = max(flow.counter, self._virtual)
-            self._enter(flow)
+        if front or not flow.waiting:
+            self._enter(flow, first=front)
         flow.waiting[ticket.id] = ticket
         if front:
             flow.waiting.move_to_end(ticket.id, last=False)
@@ -152,9 +153,9 @@ class FairQueue:
             heappop(self._active)
         return None
 
-    def _enter(self, flow: _Flow) -> None:
+    def _enter(self, flow: _Flow, *, first: bool = False) -> None:
         self._entries += 1
-        flow.entry = self._entries
+        flow.entry = -self._entries if first else self._entries  # among equals, who was dispatched in vain goes first
         heappush(self._active, (flow.counter, flow.entry, flow.name))
         if len(self._active) > 64 + 2 * len(self._flows):
             self._active = [each for each in self._active if self._valid(each)]

@@ -25,7 +25,7 @@ from gateway.upstream.pool import Pool
 from gateway.upstream.relay import EngineError, Relay
 from gateway.upstream.wire import Outgoing, UpstreamFailed
 
-_ENGINE_PRIORITY = {Band.ONLINE: 0, Band.BATCH: 10}  # vLLM: lower goes first
+_BATCH_PRIORITY = 10  # vLLM: lower goes first, and online calls go as 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,11 @@ class Pipeline:
         call, now = choice.call, self._clock()
         record.wait = slot.wait
         record.overhead = now - call.arrived - slot.wait
-        priority = _ENGINE_PRIORITY[call.band] if lane.priority_scheduling else None
         outgoing = Outgoing(
             b"POST",
             call.path.encode(),
             (*lane.headers, (b"content-type", b"application/json"), (b"x-request-id", call.id.encode())),
-            engine_body(call, choice.model, priority),
+            engine_body(call, choice.model, _priority(call) if lane.priority_scheduling else None),
         )
         return lane.upstream.opened(
             outgoing, stream=call.stream, hide_usage=not call.wants_usage, first_timeout=_first_timeout(call, lane, now)
@@ -141,6 +140,10 @@ class Pipeline:
         )
         if relay.finished:
             lane.outputs.learn(call.tenant.name, usage.completion // call.choices)
+
+
+def _priority(call: Call) -> int:
+    return _BATCH_PRIORITY if call.band is Band.BATCH else 0
 
 
 def _note_choice(record: Record, policy: Policy, choice: TierChoice) -> None:

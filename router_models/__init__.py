@@ -1,0 +1,1 @@
+"""Tier classifier: training, evaluation and the shipped weights (JSON, never pickle)."""
