@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from gateway.sim.engine import Engine, Rejection
 from gateway.sim.waiting import Finish
@@ -25,10 +26,12 @@ _LATENCY = (
 _TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0)
 
 # The names before vLLM 0.11; a scraper must know both.
-_OLD_NAMES = {
-    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
-    "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
-}
+_OLD_NAMES = MappingProxyType(
+    {
+        "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+        "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+    }
+)
 _REASONS = ("stop", "length", "abort", "error", "repetition")
 
 

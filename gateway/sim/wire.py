@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Protocol
 
 from gateway.sim.waiting import Finish
 
 VERSION = "0.32.0"
 _FINGERPRINT = f"vllm-{VERSION}-sim"
-_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
+_TYPES = MappingProxyType({400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"})
 
 DONE = b"e\r\ndata: [DONE]\n\n\r\n"
 NOT_FOUND = b'{"detail":"Not Found"}'
