@@ -56,7 +56,7 @@ def demo(port: int, ops_port: int, traffic: bool) -> int:
 async def _demo(port: int, ops_port: int, traffic: bool) -> int:
     async with AsyncExitStack() as stack:
         try:
-            engines = [await _engine(stack, model, profile) for model, profile, _ in _ENGINES]
+            engines = await asyncio.gather(*(_engine(stack, model, profile) for model, profile, _ in _ENGINES))
             config = _configured(port, ops_port, engines)
             log = CallLog(sys.stderr)
             stack.push_async_callback(asyncio.to_thread, log.close)
@@ -64,11 +64,13 @@ async def _demo(port: int, ops_port: int, traffic: bool) -> int:
             await gateway.start()
         except (ListenError, ConfigError, EngineStartError) as error:
             print(error, file=sys.stderr)
+            if isinstance(error, ListenError):
+                print("(the demo takes --port and --ops-port)", file=sys.stderr)
             return 1
         print(_TRY.format(api=gateway.api, ops=gateway.ops), flush=True)
         helpers = [asyncio.create_task(_tell(gateway))]
         if traffic:
-            helpers.append(asyncio.create_task(Traffic(gateway.api).run()))
+            helpers.append(asyncio.create_task(Traffic(gateway.api, lambda: gateway.draining).run()))
         try:
             await gateway.run()
         finally:

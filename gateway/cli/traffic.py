@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from itertools import cycle
 
 from gateway.core.rewrite import CHAT
@@ -23,15 +24,18 @@ _SHOWN = len(_PROMPTS)
 
 
 class Traffic:
-    """Sends to the gateway on `port` until it is cancelled; the first round of answers is shown."""
+    """Sends to the gateway on `port` until it drains; the first round of answers is shown."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, draining: Callable[[], bool]) -> None:
+        self._draining = draining
         self._client = HttpClient("127.0.0.1", port)
         self._calls: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Run for ever."""
+        """Run until the gateway drains."""
         for number, (key, prompt) in enumerate(cycle(_PROMPTS)):
+            if self._draining():
+                return
             call = asyncio.create_task(self._call(key, prompt, show=number < _SHOWN))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)

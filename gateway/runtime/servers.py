@@ -41,7 +41,12 @@ class AbortableHttp(HttpToolsProtocol):
         """A request begins: its scope gets the extension."""
         super().on_message_begin()
         extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})
-        extensions[ABORT] = self.transport.abort
+        extensions[ABORT] = self._abort
+
+    def _abort(self) -> None:
+        # Told before the loop gets round to it: uvicorn would log an answer that ends here as a fault of ours.
+        self.cycle.disconnected = True
+        self.transport.abort()
 
 
 class EmbeddedServer(uvicorn.Server):

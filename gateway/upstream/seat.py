@@ -85,18 +85,14 @@ class Lease:
         self._patience: float | None = None
 
     async def open(self, order: Order) -> Relay:
-        """Send the call and wait until the answer's status is certain; ends the lease if that fails."""
-        opened = False
+        """Send the call and wait until the answer's status is certain; whatever comes of it, `end` it."""
         self._patience = order.patience
         try:
-            relay = self._relay = await self._opened(order)
-            opened = True
+            relay = await self._opened(order)
         except (UpstreamFailed, EngineError) as error:
             self._error = error
             raise
-        finally:
-            if not opened:
-                self.end()
+        self._relay = relay
         if relay.good and self._trial:
             # A first token is enough to trust an endpoint again; a long stream must not hold up all others.
             self.seat.health.succeeded(self.seat.clock(), trial=True)

@@ -37,7 +37,7 @@ class Scanner:
         self._held: list[bytes] = []
         self._held_size = 0
         self._edge = b""
-        self._swallow_lf = False
+        self._cr: bool | None = None  # the last event ended in a CR that may be half a CRLF; was it hidden?
         self._offset = 0
         self.events = 0
         self.first_at: int | None = None
@@ -53,24 +53,24 @@ class Scanner:
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream; the events they complete, as they came (b"" for none)."""
-        if not self._held and not self._swallow_lf and (events := _plain_events(data)):
+        if self._cr is not None and data:
+            hidden, self._cr = self._cr, None
+            if data.startswith(b"\n"):  # the second half of the CRLF that ended the last event: it shares its fate
+                self._offset += 1
+                return (b"" if hidden else b"\n") + self.feed(data[1:])
+        if not self._held and (events := _plain_events(data)):
             self._count(self._offset, events)
             self._offset += len(data)
             return data
-        if self._swallow_lf and data:
-            self._swallow_lf = False
-            if data.startswith(b"\n"):  # the second half of the CRLF that ended a hidden event
-                data = data[1:]
-                self._offset += 1
-        # Only new bytes are searched (and the two before them): an event of megabytes costs its length once.
+        # Only new bytes are searched (and the one before them): an event of megabytes costs its length once.
         probe = self._edge + data
         if (_BLANK.search(probe) is None) if b"\r" in probe else (b"\n\n" not in probe):
-            self._hold(data, probe[-2:])
+            self._hold(data, probe[-1:])
             return b""
         text = b"".join([*self._held, data])
         self._held, self._held_size = [], 0
         whole, rest = self._cut(text)
-        self._hold(rest, rest[-2:])
+        self._hold(rest, rest[-1:])
         return whole
 
     def finish(self) -> bytes:
@@ -98,11 +98,12 @@ class Scanner:
             if end < 0:
                 break
             block = text[start:end]
-            if self._keep(block):
+            keep = self._keep(block)
+            if keep:
                 kept.append(block)
-            else:
-                hidden = True
-                self._swallow_lf = end == len(text) and text.endswith(b"\r")
+            hidden = hidden or not keep
+            if end == len(text) and not bare and text.endswith(b"\r"):
+                self._cr = not keep
             start = end
         rest = text[start:]
         return (b"".join(kept) if hidden else text[:start]), rest
