@@ -93,8 +93,7 @@ def _lane(
         clock=clock,
         dice=dice,
         per_endpoint_limit=section.capacity.in_flight,
-        # The limit on the first token is given with each call: it depends on what the call is.
-        timeouts=Timeouts(section.timeouts.connect, None, section.timeouts.gap),
+        timeouts=Timeouts(section.timeouts.connect, section.timeouts.first_token, section.timeouts.gap),
         rules=HealthRules(config.health.eject_after, config.health.probation),
         attempts=max(1, config.retry.attempts),
         budget=RetryBudget(config.retry.budget),
