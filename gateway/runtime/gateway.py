@@ -26,7 +26,7 @@ from gateway.core.types import Record, Tenant
 from gateway.core.views import Snapshot
 from gateway.runtime.notyet import warned
 from gateway.runtime.parts import build
-from gateway.runtime.servers import EmbeddedServer, listener
+from gateway.runtime.servers import EmbeddedServer, ListenError, listener
 from gateway.runtime.views import pool_view
 from gateway.telemetry.log import CallLog
 from gateway.telemetry.metrics import Metrics
@@ -83,7 +83,11 @@ class Gateway:
         """Listen on both ports and begin to watch the engines. Raises ListenError."""
         listen = self._config.listen
         api = listener(listen.api.host, listen.api.port, "listen.api")
-        ops = listener(listen.ops.host, listen.ops.port, "listen.ops")
+        try:
+            ops = listener(listen.ops.host, listen.ops.port, "listen.ops")
+        except ListenError:
+            api.close()
+            raise
         self.api, self.ops = api.getsockname()[1], ops.getsockname()[1]
         for lane in self._parts.lanes.values():
             await lane.upstream.start()

@@ -1,0 +1,1 @@
+"""Load tests: open-loop arrivals, sweeps, soak and side-by-side benchmarks."""
