@@ -106,7 +106,7 @@ class Meter:
         return Refusal(
             Reason.TENANT_CONCURRENCY,
             f"{self.concurrent} of your requests are in progress, at most {most} are allowed at once.",
-            retry_after=_CONCURRENCY_RETRY,
+            retry_after=_CONCURRENCY_RETRY if most > 0 else None,
         )
 
     def _over_rate(self, cost: int, now: float) -> Refusal | None:

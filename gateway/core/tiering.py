@@ -174,7 +174,9 @@ class TierRouter:
         order = list(self._tiers)
         at = order.index(tier)
         full = _saturation(pools, self._tiers[tier].pool) >= 1.0
-        for step, permitted in ((1, route.spill_up), (-1, call.tenant.name in route.spill_down)):
+        # A rule says what a call needs (images, say): more may do for it, less may not.
+        may_go_down = call.tenant.name in route.spill_down and not why.startswith("rule:")
+        for step, permitted in ((1, route.spill_up), (-1, may_go_down)):
             if full and permitted and 0 <= at + step < len(order):
                 other = order[at + step]
                 if _allowed(call.tenant, other) and _saturation(pools, self._tiers[other].pool) < _SPILL_IDLE:

@@ -21,7 +21,7 @@ EPSILON = 1e-9
 # Lines are lists with lazily dropped entries: 64 per heap are tolerated before they are swept.
 TOLERATED = 600
 
-tenants = st.sampled_from(["ann", "bob", "cleo", "dan"])
+tenants = st.sampled_from(["ann", "bob", "cleo"])
 costs = st.floats(1.0, 5000.0)
 
 
@@ -38,11 +38,11 @@ class AdmissionMachine(RuleBasedStateMachine):
     """Drives one Admission next to a plain model of who waits and who flies."""
 
     @initialize(
-        value=st.integers(1, 12),
+        value=st.integers(1, 6),
         waiting=st.integers(0, 6),
         online_limit=st.none() | st.integers(0, 6),
         batch_limit=st.integers(0, 8),
-        floor=st.sampled_from([0.0, 0.02, 0.3]),
+        floor=st.sampled_from([0.0, 0.1, 0.4]),
         headroom=st.sampled_from([0.0, 0.25, 0.9]),
     )
     def begin(
@@ -149,7 +149,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.line(known.ticket).insert(0, call_id)
         self.poll()
 
-    @rule(value=st.integers(0, 12))
+    @rule(value=st.integers(0, 6))
     def change_the_limit(self, value: int) -> None:
         self.limit.value = value
         self.poll()
@@ -177,7 +177,11 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert self.admission.waiting(band) == self.slots(self.waiting, band)
             assert self.admission.in_flight(band) == self.slots(self.flying, band)
         assert self.admission.inflight == sum(each.ticket.slots for each in self.flying.values())
-        assert (self.admission.next_deadline() is None) == (not self.waiting)
+        due = self.admission.next_deadline()
+        assert (due is None) == (not self.waiting)
+        if due is not None:
+            assert min(each.earliest for each in self.waiting.values()) - EPSILON <= due
+            assert min(each.latest for each in self.waiting.values()) + EPSILON >= due
         assert 0.0 <= self.admission.saturation <= 2.0
 
     @invariant()
@@ -290,6 +294,6 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 AdmissionMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestAdmission = AdmissionMachine.TestCase

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.admission import Admission, Admitted, QueueRules
 from gateway.core.fairqueue import FairQueue
+from gateway.core.limit import Sample
 from gateway.core.refusal import Reason
 from gateway.core.types import Band
 from tests.core.making import SetLimit, a_ticket, footprint
@@ -194,6 +195,17 @@ def test_what_an_operation_touches_does_not_grow_with_the_past() -> None:
     assert footprint(queue) < 2500
 
 
+def test_settling_an_idle_debtor_often_leaves_one_entry() -> None:
+    queue = FairQueue()
+    queue.push(a_ticket("first", "debtor", cost=1e9))
+    queue.push(a_ticket("second", "waits"))
+    assert queue.pop() is not None
+    for _ in range(5000):
+        queue.settle("debtor", 1.0)
+    assert queue.tenants == 2
+    assert footprint(queue) < 800
+
+
 def test_a_line_of_many_slots_counts_slots() -> None:
     queue = FairQueue()
     queue.push(a_ticket("wide", "ann", slots=8))
@@ -239,6 +251,21 @@ def test_an_admission_forgets_ten_thousand_callers_who_came_once() -> None:
         flying += [each.id for each in admission.poll(now) if isinstance(each, Admitted)]
     assert (admission.inflight, admission.next_deadline()) == (0, None)
     assert footprint(admission) < 1500
+
+
+def test_what_calls_really_cost_is_charged_when_they_finish() -> None:
+    """Both tenants are expected to cost 100 a call; greedy's cost 400, so it passes a quarter as often."""
+    admission = Admission(SetLimit(1, 2000), QueueRules(online_timeout=1e6, first_token_slo=1e6))
+    for serial in range(1000):
+        tenant = "greedy" if serial % 2 else "modest"
+        assert admission.offer(a_ticket(f"{tenant}-{serial}", tenant), 1.0) is None
+    calls: Counter[str] = Counter()
+    for turn in range(500):
+        (passing,) = admission.poll(1.0 + turn)
+        tenant = passing.id.split("-")[0]
+        calls[tenant] += 1
+        admission.finish(passing.id, 2.0 + turn, Sample(1, cost=400.0 if tenant == "greedy" else 100.0))
+    assert 3.6 <= calls["modest"] / calls["greedy"] <= 4.4
 
 
 def test_a_call_dispatched_in_vain_goes_before_whoever_came_after_it() -> None:

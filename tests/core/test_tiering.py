@@ -242,6 +242,13 @@ def test_only_tenants_that_allow_it_spill_down() -> None:
     assert told(by, a_call(), facts(0.0, 1.0)) == ("large", "default")
 
 
+def test_what_a_rule_sent_up_is_not_spilled_down() -> None:
+    rules = (Rule("images", Condition(images=True), "large"),)
+    by = router(rules=rules, spill_down=frozenset({"demo"}))
+    seen = a_call(tenant=Tenant("demo"), prompt=Prompt(10, images=1))
+    assert told(by, seen, facts(0.0, 1.0)) == ("large", "rule:images")
+
+
 def test_nothing_spills_into_a_tier_the_tenant_may_not_use() -> None:
     assert told(router(spill_up=True), a_call(tenant=SMALL_ONLY), facts(1.0, 0.0)) == ("small", "default")
 

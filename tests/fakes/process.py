@@ -95,7 +95,10 @@ async def process(*arguments: str, **env: str) -> AsyncIterator[Process]:
         if child.returncode is None:
             child.kill()
         await child.wait()
-        await asyncio.gather(*readers)
+        # A child of the child may hold the pipes; that is its own fault to be found, not ours to wait for.
+        _, late = await asyncio.wait(readers, timeout=2)
+        for reader in late:
+            reader.cancel()
 
 
 @dataclass(frozen=True)

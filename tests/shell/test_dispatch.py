@@ -149,6 +149,22 @@ async def test_the_timer_evicts_who_ran_out_of_time_though_nothing_else_happens(
     assert at_zero(line)
 
 
+async def test_a_timer_that_rings_early_is_set_again() -> None:
+    """The dispatcher's clock goes at half the speed of the loop's: the first ring comes too soon."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    line = Dispatcher(Admission(SetLimit(1, 10), PATIENT), lambda: (loop.time() - started) / 2)
+    async with line.slot(a_ticket("a")):
+        late = line.slot(a_ticket("b"), patience=0.03)
+        async with asyncio.timeout(ENOUGH):
+            with pytest.raises(Refused) as refused:
+                async with late:
+                    pass
+    assert refused.value.refusal.reason is Reason.QUEUE_TIMEOUT
+    assert late.wait >= 0.03
+    assert at_zero(line)
+
+
 async def test_an_id_that_is_here_already_is_an_error_and_disturbs_nobody() -> None:
     line = dispatcher(1)
     async with line.slot(a_ticket("a")):
@@ -238,6 +254,7 @@ async def test_a_closed_line_serves_who_waits_and_refuses_newcomers() -> None:
 
 
 async def test_evicting_all_leaves_who_is_inside() -> None:
+    before = slots_alive()
     line = dispatcher(1)
     inside = Caller(line, "a")
     waiting = [Caller(line, name) for name in ("b", "c", "batch-1", "batch-2")]
@@ -248,9 +265,10 @@ async def test_evicting_all_leaves_who_is_inside() -> None:
     assert [each.ending for each in waiting] == ["draining"] * 4
     assert await inside.leave() == "served"
     assert at_zero(line)
+    assert slots_alive() == before
 
 
-async def storm(dice: random.Random, calls: int) -> None:
+async def storm(dice: random.Random, calls: int) -> Dispatcher:
     """`calls` callers who come, hold, are refused, give up and are cancelled once or twice, in any turn of the loop."""
     line = dispatcher(dice.choice((1, 3, 8)), waiting=dice.choice((2, 50, 1000)))
     most, endings = limit_of(line).value, Counter[str]()
@@ -296,10 +314,12 @@ async def storm(dice: random.Random, calls: int) -> None:
     assert endings["served"] and endings["cancelled"]
     assert max(over) <= 0
     assert at_zero(line)
+    return line
 
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_a_storm_of_cancellations_leaves_nothing_behind(seed: int) -> None:
     before = slots_alive()
-    await storm(random.Random(seed), 400)
+    line = await storm(random.Random(seed), 400)
     assert slots_alive() == before
+    assert line.admission.remembered <= 10
