@@ -37,6 +37,7 @@ def serve(path: Path, workers: int) -> int:
         print(*unbuilt, sep="\n", file=sys.stderr)
         return 1
     logging.basicConfig(level=config.log.level.upper(), stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # starts and stops are told once, in the call log
     return run(_gateway(config))
 
 

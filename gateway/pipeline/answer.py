@@ -12,6 +12,7 @@ from gateway.upstream.wire import UpstreamFailed
 
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _NOT_THE_CALLERS = frozenset({401, 403, 407, 429})  # about the gateway's own credentials and load, not the caller's
+_BUSY = frozenset({429, 503})  # an engine, or what stands in front of it, has its own limit
 _PASSED_HEADERS = frozenset({b"content-type", b"cache-control", b"endpoint-load-metrics"})
 _BUSY_RETRY, _GONE_RETRY = 2.0, 5.0
 _TIMEOUTS = frozenset({FailureKind.TIMEOUT_FIRST, FailureKind.TIMEOUT_GAP})
@@ -67,7 +68,7 @@ def _is_the_callers(status: int) -> bool:
 
 
 def _explained(status: int) -> Refusal:
-    if status == Reason.PAST_KNEE.status:
+    if status in _BUSY:
         return Refusal(Reason.PAST_KNEE, "The engines are busy and take no more calls.", retry_after=_BUSY_RETRY)
     return Refusal(Reason.UPSTREAM_ERROR, "The engine failed before it began to answer.", retry_after=_BUSY_RETRY)
 
