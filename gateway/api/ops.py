@@ -18,7 +18,6 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def ops_app(
     metrics: Callable[[], bytes],
     snapshot: Callable[[], Snapshot],
-    tenants: Callable[[], dict[str, int]],
     admin: frozenset[str],
 ) -> FastAPI:
     """The application of the ops port; `/admin/*` needs one of the `admin` key hashes, also on loopback."""
@@ -42,6 +41,7 @@ def ops_app(
         if not is_admin(request):
             body = error_body(Reason.UNAUTHENTICATED, "This needs an admin key: 'Authorization: Bearer ADMIN-KEY'.")
             return Response(body, 401, media_type="application/json")
-        return {**asdict(snapshot()), "tenants": {name: {"in_progress": many} for name, many in tenants().items()}}
+        now = snapshot()
+        return asdict(now) | {"tenants": {each.name: asdict(each) for each in now.tenants}}
 
     return app

@@ -48,10 +48,21 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantView:
+    """One tenant now: calls in progress, and what its limits leave (None: not limited)."""
+
+    name: str
+    in_progress: int
+    requests_remaining: int | None = None
+    tokens_remaining: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The whole gateway now; `config_version` counts the configurations applied since the start."""
 
     pools: tuple[PoolView, ...] = ()
+    tenants: tuple[TenantView, ...] = ()
     store_up: bool = True
     config_version: int = 1
     draining: bool = False

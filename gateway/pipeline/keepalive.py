@@ -38,13 +38,13 @@ class Keepalive:
         await self.stop()
 
     async def stop(self) -> None:
-        """No more comments; returns when the last one is written, so that it cannot land inside an event."""
+        """No more comments; returns when one that is under way is written: cut short, it could lose the headers."""
+        self._every = 0.0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         beating, self._beating = self._beating, None
         if beating is not None:
-            beating.cancel()
             await asyncio.wait([beating])
 
     def _arm(self) -> None:

@@ -54,7 +54,7 @@ class Gateway:
         admin = frozenset(config.admin.keys)
         self._servers = (
             EmbeddedServer(api_app(self._calls, self, lambda: keyring)),
-            EmbeddedServer(ops_app(self._metrics.render, self.snapshot, self._parts.quota.concurrent, admin)),
+            EmbeddedServer(ops_app(self._metrics.render, self.snapshot, admin)),
         )
         self.draining = False
         self.api = self.ops = 0
@@ -77,7 +77,7 @@ class Gateway:
         """The whole gateway now, for metrics and operators."""
         now = self._clock()
         views = (pool_view(self._config.pools[name], lane, now) for name, lane in self._parts.lanes.items())
-        return Snapshot(pools=tuple(views), draining=self.draining)
+        return Snapshot(tuple(views), self._parts.quota.views(), draining=self.draining)
 
     async def start(self) -> None:
         """Listen on both ports and begin to watch the engines. Raises ListenError."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from gateway.core.quota import Meter, Remaining, Reserved
 from gateway.core.refusal import granted
 from gateway.core.types import Call, Tenant, Usage
+from gateway.core.views import TenantView
 
 
 class Account:
@@ -59,6 +60,17 @@ class MemoryQuota:
         """The lease on the worst case of `call`."""
         return Account(self._meters[call.tenant.name], call, self._clock)
 
-    def concurrent(self) -> dict[str, int]:
-        """Calls in progress by tenant."""
-        return {name: meter.concurrent for name, meter in self._meters.items()}
+    def views(self) -> tuple[TenantView, ...]:
+        """What every tenant has in progress and has left."""
+        now = self._clock()
+        return tuple(_view(name, meter, now) for name, meter in self._meters.items())
+
+
+def _view(name: str, meter: Meter, now: float) -> TenantView:
+    requests, tokens = meter.remaining(now)
+    return TenantView(
+        name=name,
+        in_progress=meter.concurrent,
+        requests_remaining=requests.remaining if requests else None,
+        tokens_remaining=tokens.remaining if tokens else None,
+    )
