@@ -280,3 +280,17 @@ def test_deadlines_of_callers_who_left_are_swept_behind_one_that_stays() -> None
         line.cancel(f"batch-{serial}")
     assert line.next_deadline() == 51.0
     assert footprint(line) < 1500
+
+
+def test_who_would_only_just_be_in_time_is_told_so_too() -> None:
+    """One slot, calls of two seconds: a wait of two seconds, and three tenths for the unevenness of it."""
+    line = admission(1)
+    now = 0.0
+    for serial in range(10):
+        offered(line, f"seen-{serial}", now=now)
+        now += 2.0
+        line.finish(f"seen-{serial}", now)
+    assert offered(line, "in", now=now) == "in"
+    refusal = line.offer(a_ticket("tight", arrived=now), now, 2.5)
+    assert refusal is not None and refusal.reason is Reason.DEADLINE_UNREACHABLE
+    assert offered(line, "fits", now=now, patience=2.7) == "waits"
