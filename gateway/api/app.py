@@ -87,8 +87,8 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _unknown_path(request: Request, error: Exception) -> Response:
     message = (
-        f"There is nothing at {request.url.path!r}. Paths match exactly; the base URL for clients ends in '/v1' "
-        "(for example http://HOST:8000/v1), and calls go to '/v1/chat/completions'."
+        f"There is nothing at {request.url.path!r}. This gateway serves {', '.join(_PATHS)} and /v1/models; "
+        "paths match exactly, and the base URL for clients ends in '/v1' (for example http://HOST:8000/v1)."
     )
     return _shaped(Refusal(Reason.UNKNOWN_PATH, message))
 

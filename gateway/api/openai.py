@@ -83,6 +83,8 @@ class Door:
         reason = refusal.reason
         record.outcome, record.reason, record.status = reason.outcome, reason.code, reason.status
         if exchange.started:
+            # The client has its 200 already: what follows is a failure of the answer, whatever its cause.
+            record.outcome, record.status = Outcome.FAILED, 200
             await exchange.break_off(reason, refusal.message)
             return
         body = error_body(reason, refusal.message, refusal.param)

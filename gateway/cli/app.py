@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from gateway.cli import demo as demonstration
 from gateway.cli import explain as explaining
 from gateway.cli import serve as serving
 
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file (YAML).")]
 
 app = typer.Typer(
@@ -26,7 +28,8 @@ app.add_typer(keys, name="keys")
 
 @app.command()
 def serve(
-    config: ConfigFile, workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs Redis.")] = 1
+    config: ConfigFile,
+    workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs a Redis store (not yet).")] = 1,
 ) -> None:
     """Run the gateway."""
     raise typer.Exit(serving.serve(config, workers))
@@ -72,11 +75,16 @@ def explain(
 
 
 @keys.command("new")
-def keys_new(tenant: Annotated[str, typer.Argument(help="The tenant the key is for.")]) -> None:
+def keys_new(
+    tenant: Annotated[str, typer.Argument(help="The tenant the key is for; admin: for the ops port.")],
+) -> None:
     """Make an API key: shown once, with the hash to store in the configuration."""
+    if not _NAME.fullmatch(tenant):
+        raise typer.BadParameter("a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -", param_hint="TENANT")
     key = f"tg-{secrets.token_urlsafe(32)}"
+    place = "admin.keys" if tenant == "admin" else f"tenants.{tenant}.keys"
     typer.echo(f"key for {tenant} (shown only now, give it to the caller): {key}")
-    typer.echo(f"to store under tenants.{tenant}.keys:                     {key_hash(key)}")
+    typer.echo(f"hash to store under {place}: {key_hash(key)}")
 
 
 @app.command()

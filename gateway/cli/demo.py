@@ -36,7 +36,7 @@ Try, in another terminal (-i shows the headers that say why):
 
   curl -i http://127.0.0.1:{api}/v1/chat/completions -H 'authorization: Bearer tg-demo-online' \\
     -H 'content-type: application/json' \\
-    -d '{{"model":"auto","messages":[{{"role":"user","content":"Translate to French: good morning"}}]}}'
+    -d '{{"model":"auto","max_tokens":50,"messages":[{{"role":"user","content":"Translate to French: good morning"}}]}}'
 
   curl -iN http://127.0.0.1:{api}/v1/chat/completions -H 'authorization: Bearer tg-demo-online' \\
     -H 'content-type: application/json' \\
@@ -61,11 +61,9 @@ async def _demo(port: int, ops_port: int, traffic: bool) -> int:
             log = CallLog(sys.stderr)
             stack.push_async_callback(asyncio.to_thread, log.close)
             gateway = Gateway(config, log)
-            await gateway.start()
+            await gateway.start({"listen.api": "--port", "listen.ops": "--ops-port"})
         except (ListenError, ConfigError, EngineStartError) as error:
             print(error, file=sys.stderr)
-            if isinstance(error, ListenError):
-                print("(the demo takes --port and --ops-port)", file=sys.stderr)
             return 1
         print(_TRY.format(api=gateway.api, ops=gateway.ops), flush=True)
         helpers = [asyncio.create_task(_tell(gateway))]

@@ -28,8 +28,8 @@ def serve(path: Path, workers: int) -> int:
         return 1
     if workers > 1:
         print(
-            f"--workers {workers}: several processes count together only through Redis, and 'store' is "
-            f"'{config.store.url}'. Run one worker, or several gateways once a Redis store is configured.",
+            f"--workers {workers}: several processes can count together only through a Redis store, "
+            "which this version does not have. Run one worker.",
             file=sys.stderr,
         )
         return 2

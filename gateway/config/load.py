@@ -141,7 +141,7 @@ def warnings(config: Config, pools: Mapping[str, Pool]) -> list[str]:
             why = f"{file.path} does not exist yet" if file else "not written"
             told.append(
                 f"pools.{name}.capacity: {why}; assuming {pool.capacity.in_flight} calls in flight and "
-                f"{pool.capacity.waiting} waiting per endpoint; `tiergate knee CONFIG --pool {name}` measures it"
+                f"{pool.capacity.waiting} waiting per endpoint; measure it, see docs/operations.md"
             )
     if not config.admin.keys:
         told.append("admin.keys: none, so nobody can use /admin; `tiergate keys new admin` makes one")

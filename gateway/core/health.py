@@ -73,6 +73,11 @@ class Health:
         return self._state
 
     @property
+    def reachable(self) -> bool:
+        """Not ejected, and not silent to probes: also of a last endpoint, which no probe may eject."""
+        return self._state is not State.EJECTED and self._probe_failures < self._rules.eject_after
+
+    @property
     def until(self) -> float:
         """Clock reading at which the current (or last) ejection ends."""
         return self._until

@@ -10,8 +10,9 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 
@@ -65,7 +66,7 @@ class Gateway:
     @property
     def ready(self) -> bool:
         """Whether new calls should be sent here: not draining, and at least one engine reachable."""
-        return not self.draining and any(lane.upstream.available() for lane in self._parts.lanes.values())
+        return not self.draining and any(any(lane.upstream.reachable.values()) for lane in self._parts.lanes.values())
 
     def models(self, tenant: Tenant) -> dict[str, int | None]:
         """Model names `tenant` may ask for, with their context windows where known."""
@@ -79,12 +80,15 @@ class Gateway:
         views = (pool_view(self._config.pools[name], lane, now) for name, lane in self._parts.lanes.items())
         return Snapshot(tuple(views), self._parts.quota.views(), draining=self.draining)
 
-    async def start(self) -> None:
-        """Listen on both ports and begin to watch the engines. Raises ListenError."""
+    async def start(self, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Listen on both ports and begin to watch the engines. Raises ListenError.
+
+        `settings` are other names for the keys `listen.api` and `listen.ops`, for its message.
+        """
         listen = self._config.listen
-        api = listener(listen.api.host, listen.api.port, "listen.api")
+        api = listener(listen.api.host, listen.api.port, settings.get("listen.api", "listen.api"))
         try:
-            ops = listener(listen.ops.host, listen.ops.port, "listen.ops")
+            ops = listener(listen.ops.host, listen.ops.port, settings.get("listen.ops", "listen.ops"))
         except ListenError:
             api.close()
             raise

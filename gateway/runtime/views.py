@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from gateway.config.serving import Pool as PoolSection
-from gateway.core.health import State
 from gateway.core.types import Band, EndpointLoad
 from gateway.core.views import EndpointView, PoolView
 from gateway.pipeline.path import Lane
 
 _STALE = 3.0  # s
+
+
+class EngineWords(TypedDict):
+    """The part of an EndpointView that the engine itself tells."""
+
+    running: float | None
+    waiting: float | None
+    kv_usage: float | None
+    stale: bool
 
 
 def pool_view(section: PoolSection, lane: Lane, now: float) -> PoolView:
@@ -31,23 +41,22 @@ def pool_view(section: PoolSection, lane: Lane, now: float) -> PoolView:
 
 def _endpoint_views(lane: Lane, now: float) -> tuple[EndpointView, ...]:
     pool = lane.upstream
-    loads, in_flight, window = pool.loads, pool.in_flight, lane.window or pool.window
+    loads, in_flight, reachable, window = pool.loads, pool.in_flight, pool.reachable, lane.window or pool.window
     return tuple(
-        _endpoint_view(name, state, in_flight[name], loads[name], window, now) for name, state in pool.states.items()
+        EndpointView(
+            name=name,
+            up=reachable[name],
+            state=state.value,
+            in_flight=in_flight[name],
+            window=window,
+            **_told_by_engine(loads[name], now),
+        )
+        for name, state in pool.states.items()
     )
 
 
-def _endpoint_view(
-    name: str, state: State, in_flight: int, load: EndpointLoad | None, window: int | None, now: float
-) -> EndpointView:
-    return EndpointView(
-        name=name,
-        up=state is not State.EJECTED,
-        state=state.value,
-        in_flight=in_flight,
-        running=load.running if load else None,
-        waiting=load.waiting if load else None,
-        kv_usage=load.kv_usage if load else None,
-        stale=load is None or now - load.at > _STALE,
-        window=window,
-    )
+def _told_by_engine(load: EndpointLoad | None, now: float) -> EngineWords:
+    if load is None:
+        return {"running": None, "waiting": None, "kv_usage": None, "stale": True}
+    stale = now - load.at > _STALE
+    return {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "stale": stale}

@@ -156,6 +156,11 @@ class Pool:
         return sum(seat.health.available(now) for seat in self._seats)
 
     @property
+    def reachable(self) -> dict[str, bool]:
+        """Whether each endpoint answers, as far as calls and probes tell."""
+        return {seat.endpoint.name: seat.health.reachable for seat in self._seats}
+
+    @property
     def window(self) -> int | None:
         """Smallest context window an endpoint reported (max_model_len, tokens); None if none did."""
         return min((s.window for s in self._scrapers if s.window is not None), default=None)

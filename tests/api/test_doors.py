@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.fakes.client import CHAT, Response, chat, connected, exchange, get, post, request
+from tests.fakes.client import CHAT, Response, chat, connected, eventually, exchange, get, post, request
 from tests.fakes.gateway import LARGE, Running, always, configured, engine, posted, running, said, tenant
 from tests.fakes.upstream import FakeUpstream, RefusedPort, until
 
@@ -212,6 +212,20 @@ async def test_not_ready_without_an_engine() -> None:
                 assert (await post(gate.api, chat())).status == 503
             assert (await get(gate.api, "/readyz")).status == 503
             assert (await get(gate.api, "/livez")).status == 200
+
+
+async def test_not_ready_before_a_call_had_to_fail() -> None:
+    """Probes alone tell that nobody answers, though they never take the last endpoint out of use."""
+    with RefusedPort() as gone:
+        config = configured([gone.port], health={"interval": "20ms", "eject_after": 3})
+        async with running(config) as gate:
+
+            async def not_ready() -> bool:
+                return (await get(gate.api, "/readyz")).status == 503
+
+            await eventually(not_ready)
+            assert (await gate.state())["pools"][0]["endpoints"][0]["state"] == "up"
+            assert await gate.metric("endpoint_up") == 0
 
 
 async def test_not_ready_while_draining(upstream: FakeUpstream) -> None:

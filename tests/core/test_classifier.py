@@ -99,3 +99,29 @@ def test_every_prompt_has_a_score(text: str, context: str, reply: str) -> None:
 def test_code_and_mathematics_are_seen() -> None:
     assert extract(Prompt(1, "```x```")).code and not extract(Prompt(1, "x")).code
     assert extract(Prompt(1, "\\frac{1}{2}")).math and not extract(Prompt(1, "half")).math
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Show that every continuous function on a compact metric space is uniformly continuous",
+        "Two trains leave cities 300 km apart at different times and speeds. Reason step by step when they meet.",
+        "Analyse the causes of the 2008 financial crisis from three competing schools of economics",
+        "逐步推导softmax交叉熵损失的梯度",
+        "从三个经济学流派分析2008年金融危机的成因",
+    ],
+)
+def test_reasoning_about_enough_is_hard_whatever_it_is_about(text: str) -> None:
+    assert CueScore().score(Prompt(tokens=1, text=text)) >= THRESHOLD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Please be very thorough and reason step by step, it is important: hello",
+        "What time is it in Tokyo when it is noon in Paris?",
+        "提取下面的人名:张三和李四去了北京",
+    ],
+)
+def test_words_of_effort_about_little_are_not(text: str) -> None:
+    assert CueScore().score(Prompt(tokens=1, text=text)) < THRESHOLD

@@ -134,6 +134,7 @@ async def test_an_engine_killed_in_the_middle_of_a_stream(tmp_path: Path) -> Non
             rest = await client.pieces()
         assert b'"code":"upstream_error"' in rest
         assert b"[DONE]" not in rest
+        await killed.process.wait()  # until then its listening socket may still take a connection
         after = await post(gate.api, chat())
         assert (after.status, after.error["code"]) == (503, "no_endpoint")
         assert str(port) not in after.body.decode()
