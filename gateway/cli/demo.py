@@ -66,14 +66,14 @@ async def _demo(port: int, ops_port: int, traffic: bool) -> int:
             print(error, file=sys.stderr)
             return 1
         print(_TRY.format(api=gateway.api, ops=gateway.ops), flush=True)
-        helpers = [asyncio.create_task(_tell(gateway))]
+        beside = [asyncio.create_task(_tell(gateway))]
         if traffic:
-            helpers.append(asyncio.create_task(Traffic(gateway.api, lambda: gateway.draining).run()))
+            beside.append(asyncio.create_task(Traffic(gateway.api, lambda: gateway.draining).run()))
         try:
             await gateway.run()
         finally:
-            for helper in helpers:
-                helper.cancel()
+            for task in beside:
+                task.cancel()
     return 0
 
 
