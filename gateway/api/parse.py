@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +12,14 @@ import msgspec
 from gateway.api.prompts import chat_prompt, decoded, malformed, text_prompt
 from gateway.core.refusal import Reason, Refusal, Refused
 from gateway.core.rewrite import CHAT
-from gateway.core.types import Band, Call, Prompt, Tenant
+from gateway.core.types import Band, Call, Caps, Prompt, Tenant
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _CLEAN_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _LONGEST_PATIENCE = 86400.0
 _LARGEST = 2**31
+_SECONDS = re.compile(rb"\d{1,5}(\.\d{1,9})?|\.\d{1,9}")
+_SPARE_VALUES = 10_000  # for what is no prompt: schemas, biases, metadata
 
 
 def clean_id(headers: Mapping[bytes, bytes], fresh: str) -> str:
@@ -36,6 +37,18 @@ def check_encoding(headers: Mapping[bytes, bytes]) -> None:
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
         message = "Compressed bodies are not accepted: send the JSON as it is, without Content-Encoding."
         raise Refused(Refusal(Reason.UNSUPPORTED_MEDIA_TYPE, message, param="content-encoding"))
+
+
+def check_values(body: bytes, caps: Caps) -> None:
+    """Raises Refused(prompt_too_long) for a body of so many values that its prompt cannot be within the cap.
+
+    Values are counted by what separates them, in text too: each is worth more than half a token in the estimate, and
+    taking a hundred thousand of them apart would hold up everybody's calls.
+    """
+    values = body.count(b",") + body.count(b"{") + body.count(b"[")
+    if values > 2 * caps.prompt_tokens + _SPARE_VALUES:
+        message = f"The body holds about {values} values, more than an input of {caps.prompt_tokens} tokens can have."
+        raise Refused(Refusal(Reason.PROMPT_TOO_LONG, message, param="messages" if b'"messages"' in body else "prompt"))
 
 
 def members(body: bytes) -> dict[str, bytes]:
@@ -57,6 +70,7 @@ def members(body: bytes) -> dict[str, bytes]:
 
 def parse(path: str, headers: Mapping[bytes, bytes], body: bytes, tenant: Tenant, call_id: str, arrived: float) -> Call:
     """The call that a request asks for; raises Refused(malformed, unsupported_value)."""
+    check_values(body, tenant.caps)
     fields = members(body)
     model = _text(fields, "model")
     if not model:
@@ -140,6 +154,8 @@ def _wants_usage(fields: Mapping[str, bytes], stream: bool) -> bool:
         raise malformed("'stream_options' must be an object.", "stream_options")
     if not stream:
         raise malformed("'stream_options' is only allowed with \"stream\": true.", "stream_options")
+    if any(isinstance(value, dict | list) for value in options.values()):
+        raise malformed("The members of 'stream_options' must be plain values.", "stream_options")
     wanted = options.get("include_usage")
     if wanted is not None and not isinstance(wanted, bool):
         raise malformed("'stream_options.include_usage' must be true or false.", "stream_options")
@@ -161,10 +177,7 @@ def _patience(headers: Mapping[bytes, bytes]) -> float | None:
     given = headers.get(b"x-tiergate-timeout")
     if given is None:
         return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
+    seconds = float(given) if _SECONDS.fullmatch(given) else 0.0
     if not 0 < seconds <= _LONGEST_PATIENCE:
         message = "'x-tiergate-timeout' must be a number of seconds, above 0 and at most 86400."
         raise Refused(Refusal(Reason.UNSUPPORTED_VALUE, message, param="x-tiergate-timeout"))

@@ -44,6 +44,7 @@ class _Reading:
     """What was met while walking the messages."""
 
     texts: list[str] = field(default_factory=list)
+    others: list[Any] = field(default_factory=list)  # whatever else a template may show the model
     tokens: int = 0
     images: int = 0
 
@@ -51,23 +52,28 @@ class _Reading:
         """One content part; returns its text, if it is text."""
         if not isinstance(part, dict):
             raise malformed(f"{where} must be an object with a 'type'.", where)
-        kind = part.get("type")
-        text = part.get("text")
+        kind, text = part.get("type"), part.get("text")
+        if kind is not None and not isinstance(kind, str):
+            raise malformed(f"{where}.type must be a text.", where)
         if kind in _TEXT_PARTS or (kind is None and isinstance(text, str)):
             if isinstance(text, str):
                 self.texts.append(text)
                 return text
-            self.other(part)
+            self.others.append(part)
         elif kind in _IMAGE_PARTS or kind in _MEDIA_PARTS:
             self.images += kind in _IMAGE_PARTS
             self.tokens += IMAGE_TOKENS
         else:
-            self.other(part)
+            self.others.append(part)
         return ""
 
-    def other(self, value: Any) -> None:
-        """Anything else that a template may show the model, counted by its JSON text."""
-        self.tokens += estimate(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    def total(self) -> int:
+        """Tokens of all that was met; what is no text counts by its JSON text."""
+        tokens = self.tokens + _estimated("\n".join(self.texts))
+        try:
+            return tokens + (_estimated(json.dumps(self.others, ensure_ascii=False)) if self.others else 0)
+        except RecursionError:
+            raise malformed("'messages' is nested too deeply.", "messages") from None
 
 
 def chat_prompt(fields: Mapping[str, bytes]) -> Prompt:
@@ -80,7 +86,7 @@ def chat_prompt(fields: Mapping[str, bytes]) -> Prompt:
     reading = _Reading()
     said = [_message(message, f"messages[{at}]", reading) for at, message in enumerate(messages)]
     text, context, reply = _last_turns(said)
-    tokens = reading.tokens + _estimated(reading.texts) + MESSAGE_TOKENS * len(messages) + TAIL_TOKENS
+    tokens = reading.total() + MESSAGE_TOKENS * len(messages) + TAIL_TOKENS
     return Prompt(
         tokens=tokens + sum(estimate(fields[name]) for name in _READ_TOO if name in fields),
         text=_excerpt(text),
@@ -98,19 +104,14 @@ def text_prompt(fields: Mapping[str, bytes]) -> tuple[Prompt, int]:
         raise malformed("'prompt' is missing: send a text, or a list of texts.", "prompt")
     value = decoded(fields["prompt"], "prompt")
     prompts = value if isinstance(value, list) and value and not _is_tokens(value) else [value]
-    tokens, text = 0, ""
-    for prompt in prompts:
-        if isinstance(prompt, str) and prompt:
-            tokens += estimate(prompt.encode("utf-8", "surrogatepass"))
-            text = text or prompt
-        elif _is_tokens(prompt):
-            tokens += len(prompt)
-        else:
-            raise malformed(
-                "'prompt' must be a text, a list of token ids, or a list of those, none of them empty.", "prompt"
-            )
+    texts = [prompt for prompt in prompts if isinstance(prompt, str) and prompt]
+    ids = [prompt for prompt in prompts if _is_tokens(prompt)]
+    if len(texts) + len(ids) < len(prompts):
+        message = "'prompt' must be a text, a list of token ids, or a list of those, none of them empty."
+        raise malformed(message, "prompt")
+    tokens = max(len(texts), _estimated("\n".join(texts))) + sum(map(len, ids))
     tokens += sum(estimate(fields[name]) for name in _READ_TOO if name in fields)
-    return Prompt(tokens=tokens + 1, text=_excerpt(text)), len(prompts)
+    return Prompt(tokens=tokens + 1, text=_excerpt(texts[0]) if texts else ""), len(prompts)
 
 
 def _message(message: Any, where: str, reading: _Reading) -> tuple[str, str]:
@@ -128,7 +129,7 @@ def _message(message: Any, where: str, reading: _Reading) -> tuple[str, str]:
         raise malformed(f"{where}.content must be a text or a list of parts.", f"{where}.content")
     for name, value in message.items():
         if name not in ("role", "content") and value:
-            reading.other(value)
+            reading.others.append(value)
     return message["role"], text
 
 
@@ -143,8 +144,8 @@ def _last_turns(said: list[tuple[str, str]]) -> tuple[str, str, str]:
     return said[last][1], said[before][1] if before is not None else "", reply
 
 
-def _estimated(texts: list[str]) -> int:
-    return estimate("\n".join(texts).encode("utf-8", "surrogatepass"))
+def _estimated(text: str) -> int:
+    return estimate(text.encode("utf-8", "surrogatepass"))
 
 
 def _excerpt(text: str) -> str:

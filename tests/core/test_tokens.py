@@ -93,3 +93,9 @@ def test_every_text_has_an_estimate_and_only_nothing_is_nothing(text: str) -> No
 @given(st.text(), st.text(alphabet="0123456789", min_size=1))
 def test_more_text_is_never_fewer_tokens(text: str, more: str) -> None:
     assert estimate((text + more).encode()) >= estimate(text.encode())
+
+
+def test_of_a_very_long_text_the_estimate_still_grows_with_its_length() -> None:
+    text = b"the quick brown fox " * 52_429  # just over 1 MiB
+    assert estimate(text * 4) == pytest.approx(4 * estimate(text), rel=0.01)
+    assert estimate(b" " * (1 << 20) + b"x" * (1 << 21)) > 100_000  # cheap bytes in front do not hide the rest
