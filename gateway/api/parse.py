@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -76,6 +77,7 @@ def parse(path: str, headers: Mapping[bytes, bytes], body: bytes, tenant: Tenant
     if not model:
         raise malformed("'model' is missing: name a model, or 'auto' to let the gateway choose.", "model")
     prompt, prompts = _prompt(path, fields)
+    prompt = _truncated(prompt, prompts, _value(fields, "truncate_prompt_tokens"))
     stream = _flag(fields, "stream")
     caps = [each for each in (_count(fields, "max_tokens"), _count(fields, "max_completion_tokens")) if each]
     return Call(
@@ -116,6 +118,13 @@ def _no_constant(name: str) -> None:
 
 def _prompt(path: str, fields: Mapping[str, bytes]) -> tuple[Prompt, int]:
     return (chat_prompt(fields), 1) if path == CHAT else text_prompt(fields)
+
+
+def _truncated(prompt: Prompt, prompts: int, most: Any) -> Prompt:
+    """The prompt as the engine will read it: vLLM cuts each to `most` tokens (below 1: only to its own window)."""
+    if type(most) is not int or most < 1 or prompt.tokens <= most * prompts:
+        return prompt
+    return replace(prompt, tokens=most * prompts)
 
 
 def _value(fields: Mapping[str, bytes], name: str) -> Any:

@@ -42,7 +42,11 @@ def _output_caps(call: Call) -> dict[str, bytes]:
 def _asking_for_usage(options: bytes | None) -> bytes:
     if options is None or options == b"null":
         return b'{"include_usage":true}'
-    return json.dumps(json.loads(options) | {"include_usage": True}).encode()
+    asked = json.loads(options)
+    if not asked.get("include_usage"):
+        # Alone it does nothing; beside the usage that the gateway asks for it would put usage on every chunk.
+        asked.pop("continuous_usage_stats", None)
+    return json.dumps(asked | {"include_usage": True}).encode()
 
 
 def _joined(members: Mapping[str, bytes]) -> bytes:

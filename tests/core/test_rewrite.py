@@ -96,8 +96,10 @@ def test_the_priority_is_the_gateways(priority: int) -> None:
         (None, {"include_usage": True}),
         (b"null", {"include_usage": True}),
         (b"{}", {"include_usage": True}),
+        # Alone it does nothing; beside the usage asked for here it would show on every chunk.
+        (b'{"include_usage":false,"continuous_usage_stats":true}', {"include_usage": True}),
         (
-            b'{"include_usage":false,"continuous_usage_stats":true}',
+            b'{"include_usage":true,"continuous_usage_stats":true}',
             {"include_usage": True, "continuous_usage_stats": True},
         ),
     ],
