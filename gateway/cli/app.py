@@ -15,6 +15,7 @@ from gateway.cli import check as checking
 from gateway.cli import demo as demonstration
 from gateway.cli import explain as explaining
 from gateway.cli import serve as serving
+from gateway.cli.streams import fill_standard_streams
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file (YAML).")]
@@ -95,4 +96,5 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the command."""
+    fill_standard_streams()
     app(prog_name="tiergate")

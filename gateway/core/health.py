@@ -38,6 +38,8 @@ class HealthRules:
     and each failed trial doubles it up to `longest`. An endpoint that sent tokens within the last `quiet`
     seconds is alive, however many connects or waits timed out; a probe's complaint needs `probe_quiet` seconds
     of silence. Answers that break off count in any case: an endpoint that cuts every stream sends tokens too.
+    A trial that takes longer than `patience` may be a long answer, so one more is let through then, up to `trials`
+    at a time, where no other endpoint could take the call.
     """
 
     eject_after: int = 3
@@ -45,14 +47,16 @@ class HealthRules:
     longest: float = 300.0
     quiet: float = 1.0
     probe_quiet: float = 5.0
+    patience: float = 1.0
+    trials: int = 16
 
 
 class Health:
     """The record of one endpoint; the caller owns the clock (`now`, seconds).
 
     A call is bracketed by `begin` and exactly one of `succeeded`, `failed` or `neutral`, which get back the
-    `trial` flag that `begin` returned: only a trial decides a probation, so a call that was already under way
-    when the endpoint was ejected can neither prolong nor end the ejection.
+    `trial` number that `begin` returned: only a trial decides its probation, and the first to end decides it, so
+    a call that was already under way when the endpoint was ejected can neither prolong nor end the ejection.
     """
 
     def __init__(self, rules: HealthRules) -> None:
@@ -63,7 +67,9 @@ class Health:
         self._sentence = rules.probation
         self._until = 0.0
         self._cause: FailureKind | None = None
-        self._trial_out = False
+        self._probation = 0  # serial number of the last probation, and what its trials are called
+        self._trials = 0
+        self._trial_at = float("-inf")
         self._progress_at = float("-inf")
         self.changes = 0
 
@@ -82,22 +88,28 @@ class Health:
         """Clock reading at which the current (or last) ejection ends."""
         return self._until
 
-    def available(self, now: float) -> bool:
-        """May a call be sent now? In probation: only while no other trial is out."""
+    def available(self, now: float, *, last: bool = False) -> bool:
+        """May a call be sent now? In probation: while no other trial is out.
+
+        `last`: no other endpoint of the pool could take the call. Then one slow trial does not block the way
+        for longer than `patience`; whoever leaves during a trial (`neutral`) makes nobody wait anew.
+        """
         if self._state is State.EJECTED and now >= self._until:
             self._become(State.PROBATION)
         if self._state is State.PROBATION:
-            return not self._trial_out
+            slow = now - self._trial_at >= self._rules.patience
+            return self._trials == 0 or (last and slow and self._trials < self._rules.trials)
         return self._state is State.UP
 
-    def begin(self, now: float) -> bool:
-        """A call goes out; True if it is the trial of a probation (hand the flag back at its end)."""
-        if self.available(now) and self._state is State.PROBATION:
-            self._trial_out = True
-            return True
-        return False
+    def begin(self, now: float) -> int:
+        """A call goes out; the number of the probation it is a trial of (hand it back at its end), 0 for none."""
+        if self.available(now, last=True) and self._state is State.PROBATION:
+            self._trials += 1
+            self._trial_at = now
+            return self._probation
+        return 0
 
-    def succeeded(self, now: float, trial: bool = False) -> None:
+    def succeeded(self, now: float, trial: int = 0) -> None:
         """A call was answered as it should be."""
         self.progress(now)
         if self._state is State.UP:
@@ -107,11 +119,11 @@ class Health:
             self._sentence = self._rules.probation
             self._become(State.UP)
 
-    def neutral(self, now: float, trial: bool = False) -> None:
+    def neutral(self, now: float, trial: int = 0) -> None:
         """A call ended without saying anything about the endpoint (4xx, 429, busy 503, client gone)."""
         self._close_trial(trial)
 
-    def failed(self, now: float, kind: FailureKind, trial: bool = False) -> None:
+    def failed(self, now: float, kind: FailureKind, trial: int = 0) -> None:
         """A call failed through the endpoint's fault; a stale keep-alive connection is nobody's fault."""
         if kind is FailureKind.STALE:
             self.neutral(now, trial)
@@ -124,7 +136,7 @@ class Health:
             if self._failures >= self._rules.eject_after and not alive:
                 self._eject(now, kind)
 
-    def draining(self, now: float, trial: bool = False) -> None:
+    def draining(self, now: float, trial: int = 0) -> None:
         """The engine says it takes no more work: ejected at once, though its running streams go on."""
         if self._close_trial(trial) or self._state is State.UP:
             self._eject(now, FailureKind.ENGINE)
@@ -149,12 +161,12 @@ class Health:
         if self._state is State.UP and self._probe_failures >= self._rules.eject_after and not last:
             self._eject(now, FailureKind.CONNECT)
 
-    def _close_trial(self, trial: bool) -> bool:
-        """Take the trial back; True if this was the one that decides."""
-        if not trial or not self._trial_out:
+    def _close_trial(self, trial: int) -> bool:
+        """Take the trial back; True if its probation is still undecided."""
+        if self._state is not State.PROBATION or trial != self._probation:
             return False
-        self._trial_out = False
-        return self._state is State.PROBATION
+        self._trials -= 1
+        return True
 
     def _eject(self, now: float, cause: FailureKind) -> None:
         self._until = now + self._sentence
@@ -166,3 +178,6 @@ class Health:
         if state is not self._state:
             self._state = state
             self.changes += 1
+            if state is State.PROBATION:
+                self._probation += 1
+                self._trials = 0

@@ -7,7 +7,8 @@ from gateway.core.refusal import Reason, Refusal, Refused
 from gateway.core.types import Outcome, Record, Usage
 from gateway.pipeline.ports import Header, Reply
 from gateway.store.memory import Account
-from gateway.upstream.relay import EngineError, Relay
+from gateway.upstream.account import decoded
+from gateway.upstream.relay import EngineError, Relay, content_type
 from gateway.upstream.wire import UpstreamFailed
 
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
@@ -15,6 +16,11 @@ _NOT_THE_CALLERS = frozenset({401, 403, 407, 429})  # about the gateway's own cr
 _BUSY = frozenset({429, 503})  # an engine, or what stands in front of it, has its own limit
 _PASSED_HEADERS = frozenset({b"content-type", b"cache-control", b"endpoint-load-metrics"})
 _BUSY_RETRY, _GONE_RETRY = 2.0, 5.0
+# What a client is told where an engine gives no reason, or one that cannot stand in a stream.
+_SAID_NO_MORE = (
+    b'{"error":{"message":"The engine refused this request and gave no reason.",'
+    b'"type":"invalid_request_error","param":null,"code":"engine_refused"}}'
+)
 _TIMEOUTS = frozenset({FailureKind.TIMEOUT_FIRST, FailureKind.TIMEOUT_GAP})
 
 
@@ -24,7 +30,8 @@ def check_status(relay: Relay, account: Account) -> None:
         return
     if _is_the_callers(relay.status):
         account.used = Usage()
-    error = EngineError(relay.status, relay.body, retryable=False, verdict=relay.verdict)
+    kind = content_type(relay.headers) or b"application/octet-stream"
+    error = EngineError(relay.status, relay.body, retryable=False, verdict=relay.verdict, kind=kind)
     error.endpoint, error.attempts = relay.endpoint, relay.attempts
     raise error
 
@@ -55,11 +62,13 @@ async def engine_refused(error: EngineError, reply: Reply, record: Record) -> No
     if not _is_the_callers(error.status):
         raise Refused(_explained(error.status))
     record.status, record.outcome, record.reason = error.status, Outcome.REFUSED, "engine_refused"
+    body, kind = (error.body, error.kind) if error.body.strip() else (_SAID_NO_MORE, b"application/json")
     if reply.started:
-        await reply.write(b"data: " + b" ".join(error.body.splitlines()) + b"\n\n")
+        told = body if decoded(body) is not None else _SAID_NO_MORE
+        await reply.write(b"data: " + b" ".join(told.splitlines()) + b"\n\n")
     else:
-        await reply.start(error.status, [(b"content-type", b"application/json")], len(error.body))
-        await reply.write(error.body)
+        await reply.start(error.status, [(b"content-type", kind)], len(body))
+        await reply.write(body)
     await reply.end()
 
 

@@ -50,12 +50,13 @@ class Gateway:
         self._metrics = Metrics(CollectorRegistry())
         self._metrics.watch(self.snapshot)
         door = Door(lambda: keyring, self._parts.pipeline, self._ended, clock, dice, lambda: secrets.token_hex(12))
-        limits = ClientLimits(config.caps.body, config.timeouts.body)
+        slow = config.timeouts.body
+        limits = ClientLimits(config.caps.body, slow)
         self._calls = AsgiCalls(door, limits, lambda: self.draining)
         admin = frozenset(config.admin.keys)
         self._servers = (
-            EmbeddedServer(api_app(self._calls, self, lambda: keyring)),
-            EmbeddedServer(ops_app(self._metrics.render, self.snapshot, admin)),
+            EmbeddedServer(api_app(self._calls, self, lambda: keyring), slow),
+            EmbeddedServer(ops_app(self._metrics.render, self.snapshot, admin), slow),
         )
         self.draining = False
         self.api = self.ops = 0
@@ -169,6 +170,7 @@ class Gateway:
 
 def open_log(config: Config) -> CallLog:
     """The call log that `config` asks for. Raises OSError if its file cannot be written."""
-    if config.log.file is None:
+    if config.log.file is None and sys.stdout is not None:
         return CallLog(sys.stdout)
-    return CallLog(Path(config.log.file).open("a", encoding="utf-8"))  # open as long as the process
+    # A process started with its standard output closed has no such stream. The file is open as long as the process.
+    return CallLog(Path(config.log.file or os.devnull).open("a", encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -9,23 +10,39 @@ import msgspec
 from gateway.core.types import Usage
 
 # OpenAI responses and Anthropic messages say "the whole answer is here" by the type of an event.
-TERMINAL_TYPES = frozenset(("message_stop", "response.completed", "response.incomplete", "response.failed"))
+FINAL_TYPES = frozenset(("message_stop", "response.completed", "response.incomplete"))
+TERMINAL_TYPES = FINAL_TYPES | {"response.failed"}
 ERROR_TYPES = frozenset(("error", "response.failed"))
+_MOST_TOKENS = 1 << 40  # nobody means more; beyond that sums and means would no longer be numbers
 _DECODER = msgspec.json.Decoder()
 
 
 def decoded(data: bytes) -> dict[str, Any] | None:
     """The JSON object in `data`, None if it is anything else."""
     try:
-        value = _DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = _decoded(data)
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
+def _decoded(data: bytes) -> Any:
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # What most clients read is an answer: NaN, a lone surrogate, an integer beyond all measure.
+        return json.loads(data)
+
+
 def error_in(value: dict[str, Any]) -> bool:
     """Is this object an error (OpenAI, Anthropic, Responses or TGI shape)?"""
-    return bool(value.get("error")) or value.get("type") in ERROR_TYPES
+    return bool(value.get("error")) or kind_of(value) in ERROR_TYPES
+
+
+def kind_of(value: dict[str, Any]) -> str:
+    """The `type` of an object; "" if that is no text (an engine may send anything)."""
+    kind = value.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def error_status(value: dict[str, Any]) -> int:
@@ -36,13 +53,13 @@ def error_status(value: dict[str, Any]) -> int:
         code = int(code[:3])
     if isinstance(code, int) and 400 <= code <= 599:
         return code
-    kind = str(error.get("type", "")) if isinstance(error, dict) else ""
-    return 503 if "unavailable" in kind.lower() or "overloaded" in kind.lower() else 500
+    kind = kind_of(error).lower() if isinstance(error, dict) else ""
+    return 503 if "unavailable" in kind or "overloaded" in kind else 500
 
 
 def finish_in(value: dict[str, Any]) -> bool:
     """Does this event end a choice, or the answer?"""
-    if value.get("type") in TERMINAL_TYPES:
+    if kind_of(value) in TERMINAL_TYPES:
         return True
     delta = value.get("delta")
     if isinstance(delta, dict) and delta.get("stop_reason") is not None:
@@ -89,6 +106,6 @@ def _usage(usage: dict[str, Any], before: Usage) -> Usage | None:
 def _count(holder: dict[str, Any], *names: str) -> int | None:
     for name in names:
         value = holder.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS:
             return value
     return None

@@ -17,7 +17,8 @@ class Answer:
     """A response whose head has arrived; `headers` are lower-case, without framing and hop-by-hop headers.
 
     The limit `first` given to `send` stays in force while reading, until `alive` is called: from then on
-    `gap` seconds (None: no limit, 0: at once) may pass between two calls of `alive`. Only time spent waiting
+    `gap` seconds (None: no limit, 0: at once) may pass between two calls of `alive`. With `piece` instead
+    of `alive` it stays in force to the end. Only time spent waiting
     for bytes can time out; bytes that are here are always delivered first.
     """
 
@@ -26,6 +27,7 @@ class Answer:
         self._connection: Connection | None = connection
         self._ended = False
         self._framed = connection.framed
+        self._whole_by = connection.deadline
         self.status = connection.status
         self.headers = end_to_end(connection.headers)
         self.gap: float | None = None
@@ -39,6 +41,13 @@ class Answer:
         """Something that counts has arrived: start the next `gap`."""
         if self._connection is not None:
             self._connection.limit(self.gap, FailureKind.TIMEOUT_GAP)
+
+    def piece(self) -> None:
+        """A part of a whole answer has arrived: the next may take `gap`, all of them no more than `first`."""
+        self.alive()
+        connection, end = self._connection, self._whole_by
+        if connection is not None and end is not None and (connection.deadline is None or end <= connection.deadline):
+            connection.deadline, connection.deadline_kind = end, FailureKind.TIMEOUT_FIRST
 
     async def read(self) -> bytes:
         """All body bytes that are here, waiting for some; b"" at the proper end.

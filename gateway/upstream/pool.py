@@ -103,12 +103,17 @@ class Pool:
 
     def _pick(self, tried: frozenset[str] | set[str]) -> Seat | None:
         now = self._clock()
-        usable = [s for s in self._seats if s.endpoint.name not in tried and s.health.available(now)]
+        usable = [seat for seat in self._usable(now) if seat.endpoint.name not in tried]
         awake = [seat for seat in usable if seat.rest_until <= now]
         # An endpoint that asked for a rest is better than none at all, but no place for a second attempt.
         seats = awake if awake or tried else usable
         chosen = pick([self._candidate(seat, now) for seat in seats], self._dice(), over=True)
         return next((seat for seat in seats if seat.endpoint is chosen), None)
+
+    def _usable(self, now: float) -> list[Seat]:
+        """Who would take a call; if nobody would, who would as the last endpoint there is."""
+        sure = [seat for seat in self._seats if seat.health.available(now)]
+        return sure or [seat for seat in self._seats if seat.health.available(now, last=True)]
 
     def _candidate(self, seat: Seat, now: float) -> Candidate:
         return Candidate(seat.endpoint, seat.in_flight, self._limit, self._fresh(seat, now))
@@ -152,8 +157,7 @@ class Pool:
 
     def available(self) -> int:
         """How many endpoints would take a call now."""
-        now = self._clock()
-        return sum(seat.health.available(now) for seat in self._seats)
+        return len(self._usable(self._clock()))
 
     @property
     def reachable(self) -> dict[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from gateway.core.health import FailureKind
@@ -14,7 +15,9 @@ from gateway.upstream.verdict import Verdict, judge
 from gateway.upstream.wire import UpstreamFailed
 
 LARGEST_BODY = 64 * 1024 * 1024
+LARGEST_LEAD = 64 * 1024  # of comments before the first event
 _EWMA_SHARE = 0.2
+_LAST_BYTES = 0.1  # s from `[DONE]` to the end of its framing, which most engines write separately
 
 
 class Source(Protocol):
@@ -22,6 +25,7 @@ class Source(Protocol):
 
     status: int
     headers: list[tuple[bytes, bytes]]
+    gap: float | None
 
     @property
     def clean_end(self) -> bool:
@@ -30,6 +34,9 @@ class Source(Protocol):
     def alive(self) -> None:
         """Start the next gap."""
 
+    def piece(self) -> None:
+        """Start the next gap, within the limit on the whole answer."""
+
     async def read(self) -> bytes:
         """Body bytes; b"" at the end."""
 
@@ -37,14 +44,22 @@ class Source(Protocol):
 class EngineError(Exception):
     """The engine answered a stream with an error before anything else.
 
-    `status` is the HTTP status it stands for, `body` the JSON the engine sent, `retryable` whether another
-    endpoint may do better; `endpoint` and `attempts` are filled in by the pool.
+    `status` is the HTTP status it stands for, `body` what the engine sent and `kind` its content-type, `retryable`
+    whether another endpoint may do better; `endpoint` and `attempts` are filled in by the pool.
     """
 
-    def __init__(self, status: int, body: bytes, retryable: bool, verdict: Verdict = Verdict.FAULT) -> None:
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        retryable: bool,
+        verdict: Verdict = Verdict.FAULT,
+        kind: bytes = b"application/json",
+    ) -> None:
         super().__init__(f"engine error {status}")
         self.status = status
         self.body = body
+        self.kind = kind
         self.retryable = retryable
         self.verdict = verdict
         self.endpoint = ""
@@ -76,6 +91,7 @@ class Relay:
         self._inflater = inflater_for(answer.headers)
         self._scanner = Scanner(hide_usage=hide_usage, largest=largest)
         self._ready: list[bytes] = []
+        self._ready_size = 0
         self._ended = False
         self._whole_usage: Usage | None = None
         self._whole_failed = False
@@ -83,7 +99,7 @@ class Relay:
         self._error_status = 500
         self.status = answer.status
         self.headers = [h for h in answer.headers if self._inflater is None or h[0] != b"content-encoding"]
-        self.streaming = stream and self.good and not self._is_json()
+        self.streaming = stream and self.good and self._may_be_events()
         self.body = b""
         self.failure: UpstreamFailed | None = None
         self.verdict = Verdict.FINE
@@ -152,14 +168,20 @@ class Relay:
                 raise self.failure
             if self._ended:
                 return b""
-            await self._pump()
+            await (self._close() if self._scanner.closed else self._pump())
+        return self._taken()
+
+    def _taken(self) -> bytes:
         data = b"".join(self._ready)
         self._ready.clear()
+        self._ready_size = 0
         return data
 
     async def _open_stream(self) -> None:
         while not (self._scanner.events or self._scanner.done or self._ended):
             await self._pump()
+            if not self._scanner.events and self._ready_size > LARGEST_LEAD:
+                self._taken()  # comments carry nothing, and nobody waits for older ones
         if self.failure is not None and not self._scanner.events:
             raise self.failure
         if self._scanner.error is not None:
@@ -170,7 +192,7 @@ class Relay:
         parts: list[bytes] = []
         size = 0
         while data := await self._more():
-            self._answer.alive()
+            self._answer.piece()
             parts.append(data)
             size += len(data)
             if size > self._largest:
@@ -190,6 +212,8 @@ class Relay:
             self._whole_failed = error_in(value)
         elif self._is_json() and not self._answer.clean_end:
             raise UpstreamFailed(FailureKind.CUT, "half a JSON document")
+        else:
+            raise UpstreamFailed(FailureKind.PROTOCOL, "an answer that is no JSON object")
 
     async def _pump(self) -> None:
         """One step of a stream: bytes in, whole events to `_ready`; a failure is kept for when those are read."""
@@ -204,9 +228,18 @@ class Relay:
             return
         if kept:
             self._ready.append(kept)
+            self._ready_size += len(kept)
+
+    async def _close(self) -> None:
+        """The client has its `[DONE]`: take what ends the framing, so that the connection can carry another call."""
+        self._answer.gap = _LAST_BYTES
+        self._answer.alive()
+        with suppress(UpstreamFailed):
+            await self._answer.read()
+        self._ended = True
 
     def _take(self, raw: bytes) -> bytes:
-        before = self._scanner.events
+        before, was_done = self._scanner.events, self._scanner.done
         try:
             kept = self._scanner.feed(raw)
         except EventTooLarge as error:
@@ -215,12 +248,13 @@ class Relay:
             told = error_status(decoded(self._scanner.error) or {})
             self.verdict, self._error_status = judge(told, self._scanner.error)
         if self._scanner.events > before:
-            self._tokens(self._scanner.events - before)
+            self._tokens(self._scanner.events - before, was_done)
         return kept
 
-    def _tokens(self, count: int) -> None:
-        # Comments keep a connection open but prove nothing: only data starts the next gap.
-        self._answer.alive()
+    def _tokens(self, count: int, was_done: bool) -> None:
+        # Comments, and what follows the final event, prove nothing: only data of the answer starts the next gap.
+        if not was_done:
+            self._answer.alive()
         now = self._clock()
         if self.first_token_at is None:
             self.first_token_at = now
@@ -248,6 +282,13 @@ class Relay:
         return b""
 
     def _is_json(self) -> bool:
-        return any(
-            name == b"content-type" and value.lower().startswith(b"application/json") for name, value in self.headers
-        )
+        return content_type(self.headers).startswith(b"application/json")
+
+    def _may_be_events(self) -> bool:
+        kind = content_type(self.headers)
+        return kind.startswith(b"text/event-stream") or (not kind and self.status == 200)
+
+
+def content_type(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The content-type among `headers`, in lower case; b"" if there is none."""
+    return next((value.strip().lower() for name, value in headers if name == b"content-type"), b"")

@@ -21,7 +21,8 @@ class Timeouts:
     """Limits on one call, seconds; None is no limit, 0 is at once.
 
     `first_token` is what an engine may usually take to the first data event: a call with less patience than
-    that says nothing of the engine when it gives up. `gap` is between data events, or pieces of another body.
+    that says nothing of the engine when it gives up. `gap` is between data events, or pieces of another body,
+    all of which must be here within the limit on a first token.
     """
 
     connect: float = 2.0
@@ -75,7 +76,7 @@ class Seat:
 class Lease:
     """A call's hold on a seat; `end` counts it out exactly once, tells health how it went and frees the socket."""
 
-    def __init__(self, seat: Seat, trial: bool) -> None:
+    def __init__(self, seat: Seat, trial: int) -> None:
         self.seat = seat
         self._trial = trial
         self._over = False
@@ -95,8 +96,8 @@ class Lease:
         self._relay = relay
         if relay.good and self._trial:
             # A first token is enough to trust an endpoint again; a long stream must not hold up all others.
-            self.seat.health.succeeded(self.seat.clock(), trial=True)
-            self._trial = False
+            self.seat.health.succeeded(self.seat.clock(), self._trial)
+            self._trial = 0
         return relay
 
     async def _opened(self, order: Order) -> Relay:

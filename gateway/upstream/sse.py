@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gateway.core.types import Usage
-from gateway.upstream.account import decoded, error_in, finish_in, usage_in, usage_only
+from gateway.upstream.account import FINAL_TYPES, decoded, error_in, finish_in, kind_of, usage_in, usage_only
 
 LARGEST_EVENT = 64 * 1024 * 1024
 # Atomic groups: CRLF is one line end and may not be taken apart into two.
@@ -23,12 +23,12 @@ class Scanner:
 
     Only CR, LF and CRLF end lines, however the bytes are split; comments and unknown fields pass. Events
     leave whole or not at all, so that a stream that breaks off can still be ended with a proper error event.
-    With `hide_usage` the chunk that carries nothing but usage is left out.
+    With `hide_usage` the chunk that carries nothing but usage is left out. Nothing passes after `[DONE]`.
 
     Public state: `events` (events with data, without `[DONE]`), `first_at` (offset in the stream of the first
     of them), `usage` (the last one reported), `finished` (a finish reason or a final event was seen), `done`
-    (`[DONE]` or the final event of the Anthropic and Responses formats), `error` (payload of the first error
-    event), `failed`.
+    (`[DONE]` or the final event of the Anthropic and Responses formats), `closed` (`[DONE]` was seen: the rest
+    is dropped), `error` (payload of the first error event), `failed`.
     """
 
     def __init__(self, *, hide_usage: bool = False, largest: int = LARGEST_EVENT) -> None:
@@ -44,6 +44,7 @@ class Scanner:
         self.usage: Usage | None = None
         self.finished = False
         self.done = False
+        self.closed = False
         self.error: bytes | None = None
 
     @property
@@ -58,6 +59,8 @@ class Scanner:
             if data.startswith(b"\n"):  # the second half of the CRLF that ended the last event: it shares its fate
                 self._offset += 1
                 return (b"" if hidden else b"\n") + self.feed(data[1:])
+        if self.closed:
+            return b""
         if not self._held and (events := _plain_events(data)):
             self._count(self._offset, events)
             self._offset += len(data)
@@ -105,6 +108,8 @@ class Scanner:
             if end == len(text) and not bare and text.endswith(b"\r"):
                 self._cr = not keep
             start = end
+            if self.closed:
+                return b"".join(kept), b""
         rest = text[start:]
         return (b"".join(kept) if hidden else text[:start]), rest
 
@@ -134,7 +139,7 @@ class Scanner:
         if payload is None:
             return True
         if payload.strip() == _DONE:
-            self.finished = self.done = True
+            self.finished = self.done = self.closed = True
             return True
         self._count(at + len(block) - len(block.lstrip(b"\r\n")))
         value = decoded(payload)
@@ -145,7 +150,7 @@ class Scanner:
             return True
         self.usage = usage_in(value, self.usage) or self.usage
         self.finished = self.finished or finish_in(value)
-        self.done = self.done or value.get("type") in ("message_stop", "response.completed", "response.incomplete")
+        self.done = self.done or kind_of(value) in FINAL_TYPES
         return not (self._hide_usage and usage_only(value))
 
 

@@ -54,16 +54,61 @@ def test_probation_admits_one_trial_at_a_time() -> None:
     health = ejected()
     assert not health.available(109.9)
     assert health.available(110.0) and health.state is State.PROBATION
-    assert health.begin(110.0)
+    trial = health.begin(110.0)
+    assert trial
     assert not health.available(110.0) and not health.begin(110.0)
-    health.succeeded(111.0, trial=True)
+    health.succeeded(111.0, trial)
     assert state(health) == "up" and not health.begin(111.0)
+
+
+def test_a_slow_trial_does_not_keep_the_last_endpoint_down() -> None:
+    health = ejected()
+    slow = health.begin(110.0)
+    assert not health.available(110.9, last=True)
+    assert health.available(111.0, last=True)
+    assert not health.available(111.0)  # another endpoint serves meanwhile: nobody need take the risk
+    quick = health.begin(111.0)
+    assert slow and quick
+    assert not health.available(111.5, last=True)
+    health.succeeded(111.5, quick)
+    assert state(health) == "up"
+    health.failed(130.0, CUT, slow)
+    assert state(health) == "up"
+
+
+def test_trials_are_bounded_and_the_first_that_ends_decides() -> None:
+    health, now = ejected(), 110.0
+    trials: list[int] = []
+    while health.available(now, last=True) and len(trials) < 100:
+        trials.append(health.begin(now))
+        now += 1.0
+    assert len(trials) == RULES.trials and all(trials)
+    health.failed(now, CUT, trials[3])
+    assert state(health) == "ejected" and health.until == now + 20.0
+    health.failed(now + 1.0, CUT, trials[4])
+    health.succeeded(now + 1.0, trials[5])
+    assert health.until == now + 20.0
+    assert health.available(now + 20.0)
+    later = health.begin(now + 20.0)
+    health.succeeded(now + 20.0, trials[6])
+    health.failed(now + 20.0, CUT, trials[7])
+    health.neutral(now + 20.0, trials[8])
+    assert state(health) == "probation" and not health.available(now + 20.0)
+    health.succeeded(now + 21.0, later)
+    assert state(health) == "up"
+
+
+def test_who_leaves_during_a_trial_makes_nobody_wait_anew() -> None:
+    health = ejected()
+    health.begin(110.0)
+    left = health.begin(111.0)
+    health.neutral(111.9, left)
+    assert health.available(112.0, last=True)
 
 
 def test_a_neutral_end_gives_the_trial_back() -> None:
     health = ejected()
-    assert health.begin(110.0)
-    health.neutral(111.0, trial=True)
+    health.neutral(111.0, health.begin(110.0))
     assert health.state is State.PROBATION and health.available(111.0)
 
 
@@ -72,13 +117,11 @@ def test_failed_trials_double_the_ejection_up_to_the_longest_and_success_resets_
     waits = []
     for _ in range(7):
         now = health.until
-        assert health.begin(now)
-        health.failed(now, CUT, trial=True)
+        health.failed(now, CUT, health.begin(now))
         waits.append(health.until - now)
     assert waits == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
     now = health.until
-    assert health.begin(now)
-    health.succeeded(now, trial=True)
+    health.succeeded(now, health.begin(now))
     for _ in range(3):
         health.failed(now + 5, CUT)
     assert health.until == now + 15.0
@@ -145,31 +188,63 @@ def test_a_good_probe_ends_an_ejection_early_only_where_connecting_failed(kind: 
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["begin", "ok", "fail", "neutral", "probe", "drain", "tick"]), st.booleans()), max_size=60
+    st.tuples(
+        st.sampled_from(["call", "call as last", "ok", "fail", "neutral", "probe", "drain"]),
+        st.integers(0, 20),
+        st.sampled_from([0.1, 0.5, 1.0, 4.0, 10.0]),
+    ),
+    max_size=80,
 )
 
 
-@given(STEPS)
-def test_the_trial_is_never_lost(steps: list[tuple[str, bool]]) -> None:
-    """Whatever happened: once all calls have ended and time has passed, the endpoint can be tried again."""
-    health, now = Health(RULES), 0.0
-    trials: list[bool] = []
-    for step, flag in steps:
-        now += 4.0
-        trial = trials.pop() if trials and step in ("ok", "fail", "neutral", "drain") else False
-        if step == "begin":
-            trials.append(health.begin(now))
-            assert sum(trials) <= 1
-        elif step == "ok":
-            health.succeeded(now, trial)
-        elif step == "fail":
-            health.failed(now, CUT, trial)
-        elif step == "neutral":
-            health.neutral(now, trial)
-        elif step == "drain":
-            health.draining(now, trial)
+@given(st.booleans(), STEPS)
+def test_the_trial_is_never_lost_and_trials_stay_bounded(out: bool, steps: list[tuple[str, int, float]]) -> None:
+    """Whatever happened: one trial at a time (a few as the last endpoint), and once all have ended, a call can go."""
+    rules = HealthRules(trials=3)
+    health, now = Health(rules), 0.0
+    if out:
+        health.draining(now)
+    calls: list[int] = []
+    for step, which, pause in steps:
+        now += pause
+        before = health.state
+        if step.startswith("call"):
+            if health.available(now, last=step != "call"):
+                number = health.begin(now)
+                assert bool(number) is (health.state is State.PROBATION)
+                assert not number or calls.count(number) < (1 if step == "call" else rules.trials)
+                calls.append(number)
         elif step == "probe":
-            health.probed(now, flag, last=False)
-    for trial in trials:
+            health.probed(now, which % 2 == 0, last=False)
+        elif calls:
+            trial = calls.pop(which % len(calls))
+            ended(health, step, now, trial)
+            if not trial and before is not State.UP:
+                assert health.state is before
+    for trial in calls:
         health.neutral(now, trial)
-    assert health.available(now + RULES.longest)
+    assert health.available(now + rules.longest)
+
+
+@given(st.lists(st.floats(0.0, 50.0), min_size=1, max_size=15), st.floats(1.0, 5.0))
+def test_while_trials_hang_another_gets_through_each_second(leavings: list[float], pause: float) -> None:
+    """Trials that never end, but for callers that leave: the last endpoint is never shut for longer than a second."""
+    health, now = ejected(), 110.0
+    for leaving in leavings:
+        assert health.available(now, last=True)
+        trial = health.begin(now)
+        now += pause
+        if leaving < 10.0:
+            health.neutral(now - 0.5, trial)
+    assert health.available(now, last=True)
+
+
+def ended(health: Health, how: str, now: float, trial: int) -> None:
+    if how == "ok":
+        health.succeeded(now, trial)
+    elif how == "fail":
+        health.failed(now, CUT, trial)
+    elif how == "drain":
+        health.draining(now, trial)
+    else:
+        health.neutral(now, trial)

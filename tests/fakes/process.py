@@ -71,11 +71,11 @@ class Process:
 
 
 @asynccontextmanager
-async def process(*arguments: str, **env: str) -> AsyncIterator[Process]:
-    """`tiergate ARGUMENTS` as a process of its own."""
+async def process(*arguments: str, closed: str = "", **env: str) -> AsyncIterator[Process]:
+    """`tiergate ARGUMENTS` as a process of its own; `closed` is what a shell says to start it with streams closed."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-W", "error", "-m", "gateway", *arguments),
+        *(("sh", "-c", f'exec "$0" "$@" {closed}') if closed else ()),
+        *(sys.executable, "-W", "error", "-m", "gateway", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -258,6 +258,62 @@ async def test_after_its_time_an_endpoint_gets_one_trial_whose_first_token_frees
         await asyncio.wait([trial])
 
 
+async def test_one_long_plain_trial_does_not_keep_a_whole_pool_down() -> None:
+    async def script(peer: Peer) -> None:
+        while await peer.request() is not None:
+            if len(home.engines[0].peers) == 4:
+                await peer.client_left()  # the trial: a long answer, of which nothing is seen until all is there
+            elif len(home.engines[0].peers) > 4:
+                await peer.send(json_response({"ok": 1}))
+            else:
+                return
+
+    async with house(script) as home:
+        for _ in range(3):
+            await failure(home.pool)
+        home.clock.now += 10.0
+        slow = asyncio.ensure_future(call(home.pool, stream=False, first=60.0))
+        await until(lambda: home.asked == [4])
+        with pytest.raises(Refused):
+            await call(home.pool, stream=False)
+        home.clock.now += 1.0
+        assert home.pool.available() == 1
+        assert (await call(home.pool, stream=False))[0] == b'{"ok": 1}'
+        assert home.pool.states == {"e0": State.UP} and not slow.done()
+        slow.cancel()
+        await asyncio.wait([slow])
+        assert home.pool.states == {"e0": State.UP}
+
+
+async def test_a_slow_trial_is_no_reason_to_risk_another_call_while_others_serve() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        if len(home.engines[0].peers) > 3:
+            await peer.client_left()
+
+    async with house(script, FINE, budget=RetryBudget(ratio=0.0, reserve=0.0)) as home:
+        for _ in range(3):
+            await failure(home.pool)
+        home.clock.now += 10.0
+        slow = asyncio.ensure_future(call(home.pool))
+        await until(lambda: home.asked[0] == 4)
+        home.clock.now += 5.0
+        assert home.pool.available() == 1
+        for _ in range(3):
+            assert (await call(home.pool))[1].endpoint == "e1"
+        assert home.asked == [4, 3]
+        slow.cancel()
+        await asyncio.wait([slow])
+
+
+async def test_an_answer_that_is_no_answer_counts_and_is_not_asked_for_elsewhere() -> None:
+    async with house(answers(response(b"<html>", kind="text/html")), FINE) as home:
+        for _ in range(3):
+            assert (await failure(home.pool)).kind is FailureKind.PROTOCOL
+        assert home.asked == [3, 0]
+        assert home.pool.states == {"e0": State.EJECTED, "e1": State.UP}
+
+
 async def test_a_caller_who_leaves_during_a_trial_gives_it_back() -> None:
     async def script(peer: Peer) -> None:
         await peer.request()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import pytest
 import yaml
 
 from gateway.api.auth import key_hash
-from tests.fakes.client import chat
-from tests.fakes.process import run
+from tests.fakes.client import chat, eventually, get, post
+from tests.fakes.process import START, process, run
 
 GOOD: dict[str, Any] = {
     "listen": {"api": "127.0.0.1:0", "ops": "127.0.0.1:0"},
@@ -168,6 +169,29 @@ async def test_a_new_key_is_shown_with_the_hash_to_store() -> None:
     assert key_hash(key[1]) == stored[0]
     assert "tenants.acme.keys" in first.out
     assert key[1] not in second.out
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+async def test_a_gateway_started_with_standard_streams_closed(tmp_path: Path, closed: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    file = written(tmp_path, listen={**GOOD["listen"], "api": f"127.0.0.1:{port}"}, drain={"delay": "0s"})
+    async with process("serve", file, closed=closed) as served:
+
+        async def lives() -> bool:
+            assert served.process.returncode is None, served.err
+            try:
+                return (await get(port, "/livez")).status == 200
+            except OSError:
+                return False
+
+        await eventually(lives, START)
+        assert (await post(port, chat(model="small"), key="key-acme")).status == 503  # nobody listens on port 9
+        served.signal(signal.SIGTERM)
+        assert await served.ended() == 0
+    assert "Traceback" not in "".join(served.err + served.out)
+    if ">&-" not in closed.split():
+        assert any('"event":"call"' in line for line in served.out)
 
 
 async def test_version_and_help() -> None:

@@ -26,6 +26,7 @@ from tests.fakes.upstream import (
     chunk,
     event,
     json_response,
+    response,
     stream_response,
     until,
 )
@@ -219,6 +220,97 @@ async def test_an_engines_own_4xx_passes_byte_for_byte(status: int) -> None:
             assert (answer.status, answer.body) == (status, body)
         assert len(posted(upstream)) == 2
         assert {record["outcome"] for record in await gate.logged(2)} == {"refused"}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [(b"", b"text/plain"), (b"\r\n", b"text/html"), (b"<h1>no</h1>", b"text/html")]
+)
+async def test_an_engines_own_4xx_that_is_no_json_is_not_called_json(body: bytes, kind: bytes) -> None:
+    release = asyncio.Event()
+
+    async def refuse(peer: Peer, request: Received) -> None:
+        await release.wait()
+        head = b"HTTP/1.1 422 X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind, len(body))
+        await peer.send(head + body)
+
+    async with (
+        FakeUpstream(scripted(refuse)) as upstream,
+        running(configured([upstream.port], keepalive="30ms")) as gate,
+    ):
+        async with connected(gate.api) as client:  # a comment has committed a stream: its events must be JSON
+            client.post(STREAM)
+            head = await client.head()
+            assert await client.piece() == b": keepalive\n\n"
+            release.set()
+            *_, last = (await client.rest(head)).events()
+            assert json.loads(last)["error"]["code"] == "engine_refused"
+        answer = await post(gate.api, chat())
+        assert answer.status == 422
+        if body.strip():
+            assert (answer.body, answer.headers["content-type"]) == (body, kind.decode())
+        else:
+            assert answer.headers["content-type"] == "application/json"
+            assert (answer.error["code"], answer.error["type"]) == ("engine_refused", "invalid_request_error")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_types_that_are_no_text_do_no_harm(stream: bool) -> None:
+    odd: dict[str, Any] = {"type": [1], "error": None}
+    raw = stream_response([event(odd), event({"type": {"a": 1}}), *WORDS]) if stream else json_response(odd)
+    async with FakeUpstream(always(raw)) as upstream, running(configured([upstream.port])) as gate:
+        answer = await post(gate.api, chat(stream=stream))
+        assert answer.status == 200
+        assert answer.done if stream else answer.json() == odd
+        assert (await gate.logged())[0]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        response(b"<html>login please</html>", kind="text/html"),
+        response(b'{"choices": [], "usage": {"prompt_tok'),
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+    ],
+    ids=["html", "cut short", "no content"],
+)
+async def test_a_2xx_that_is_no_answer_is_a_failure(raw: bytes, stream: bool) -> None:
+    async with FakeUpstream(always(raw)) as upstream, running(configured([upstream.port])) as gate:
+        failed = await post(gate.api, chat(stream=stream))
+        assert (failed.status, failed.error["code"]) == (502, "upstream_error")
+        assert b"html" not in failed.body
+        assert (await gate.logged())[0]["attempts"] == len(posted(upstream)) == 1
+        await gate.idle()
+
+
+async def test_a_stream_ends_at_done_though_the_engine_goes_on() -> None:
+    async def on_and_on(peer: Peer, request: Received) -> None:
+        await peer.send(STREAM_HEAD + chunk(b"".join(WORDS)))
+        while True:
+            await peer.send(chunk(WORDS[0]))
+            await asyncio.sleep(0.005)
+
+    async with FakeUpstream(scripted(on_and_on)) as upstream, running(configured([upstream.port])) as gate:
+        answer = await asyncio.wait_for(post(gate.api, STREAM), 3.0)
+        assert (answer.status, answer.text(), answer.events()[-1]) == (200, "Hello", "[DONE]")
+        await gate.idle()
+        called = next(peer for peer in upstream.peers if any(each.method == "POST" for each in peer.requests))
+        await asyncio.wait_for(called.gone.wait(), 3.0)
+        assert (await gate.logged())[0]["outcome"] == "ok"
+
+
+async def test_a_plain_answer_that_trickles_is_given_up_in_time() -> None:
+    async def trickle(peer: Peer, request: Received) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        while True:
+            await peer.send(chunk(b" "))
+            await asyncio.sleep(0.01)
+
+    pools = {"small": {"timeouts": {"first_token": "200ms", "gap": "200ms"}, "slo": {"inter_token": "1ms"}}}
+    async with FakeUpstream(scripted(trickle)) as upstream, running(configured([upstream.port], pools=pools)) as gate:
+        failed = await asyncio.wait_for(post(gate.api, chat(max_tokens=10)), 3.0)
+        assert (failed.status, failed.error["code"]) == (504, "upstream_timeout")
+        await gate.idle()
 
 
 @pytest.mark.parametrize(
