@@ -1,16 +1,17 @@
-"""`python -m loadtests overload ...`: exit 0 if every promise held, 1 if not or if nothing could be seen, 2 usage."""
+"""`python -m loadtests overload|overhead ...`: exit 0 good, 1 a promise broken or nothing to be seen, 2 usage."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvloop
 
 from loadtests.client import Target, target
+from loadtests.overhead import command as overhead
 from loadtests.overload import Outcome, OverloadError, Plan, overload, verdict
 from loadtests.report import as_json, lines
 
@@ -20,7 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="loadtests", description=__doc__)
     commands = parser.add_subparsers(required=True)
     _overload_options(commands.add_parser("overload", help="offer a multiple of a pool's capacity and check"))
+    overhead.options(commands.add_parser("overhead", help="what a call costs here, beside other gateways"))
     asked = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = asked.run
+    return run(asked)
+
+
+def _overload(asked: argparse.Namespace) -> int:
     plan = Plan(
         api=asked.url,
         ops=asked.ops,
@@ -68,6 +75,7 @@ def _overload_options(parser: argparse.ArgumentParser) -> None:
     option("--measured", type=_positive, default=8.0, help="s that the capacity is measured")
     option("--seed", type=int, default=0)
     option("--json", type=Path, metavar="FILE", help="write the outcome there as well")
+    parser.set_defaults(run=_overload)
 
 
 def _target(text: str) -> Target:

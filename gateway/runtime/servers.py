@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.api.faces.asgi import ABORT
+from gateway.runtime.protocol import ClientConfig, ClientHttp
 
 _BACKLOG = 2048
 _KEEP_ALIVE = 75  # s; longer than the load balancers in front (60 s), so that they close first
@@ -34,40 +33,24 @@ def listener(host: str, port: int, key: str) -> socket.socket:
     return bound
 
 
-class AbortableHttp(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, telling the application how to cut a connection that nobody reads."""
-
-    def on_message_begin(self) -> None:
-        """A request begins: its scope gets the extension."""
-        super().on_message_begin()
-        extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})
-        extensions[ABORT] = self._abort
-
-    def _abort(self) -> None:
-        # Told before the loop gets round to it: uvicorn would log an answer that ends here as a fault of ours.
-        self.cycle.disconnected = True
-        self.transport.abort()
-
-
 class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the gateway."""
+    """A uvicorn server that leaves signals to the gateway; `slow` as in ClientConfig."""
 
-    def __init__(self, app: Any) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=AbortableHttp,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=_CLOSING,
-            )
+    def __init__(self, app: Any, slow: float | None) -> None:
+        config = ClientConfig(
+            app,
+            http=ClientHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=_CLOSING,
         )
-
+        config.slow = slow
+        super().__init__(config)
         self.up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
