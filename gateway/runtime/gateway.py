@@ -43,13 +43,15 @@ class Gateway:
     def __init__(self, config: Config, log: CallLog) -> None:
         self._config = config
         self._log = log
-        clock, dice = time.monotonic, random.SystemRandom().random
+        # Seeded by the system once: neither jitter nor request ids are secrets, and each draw from it is a system call.
+        chance = random.Random(secrets.token_bytes(32))
+        clock, dice = time.monotonic, chance.random
         self._clock = clock
         self._parts = build(config, clock, dice)
         keyring = Keyring(self._parts.keys)
         self._metrics = Metrics(CollectorRegistry())
         self._metrics.watch(self.snapshot)
-        door = Door(lambda: keyring, self._parts.pipeline, self._ended, clock, dice, lambda: secrets.token_hex(12))
+        door = Door(lambda: keyring, self._parts.pipeline, self._ended, clock, dice, lambda: f"{chance.getrandbits(96):024x}")
         slow = config.timeouts.body
         limits = ClientLimits(config.caps.body, slow)
         self._calls = AsgiCalls(door, limits, lambda: self.draining)
