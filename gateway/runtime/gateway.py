@@ -51,7 +51,11 @@ class Gateway:
         keyring = Keyring(self._parts.keys)
         self._metrics = Metrics(CollectorRegistry())
         self._metrics.watch(self.snapshot)
-        door = Door(lambda: keyring, self._parts.pipeline, self._ended, clock, dice, lambda: f"{chance.getrandbits(96):024x}")
+
+        def fresh_id() -> str:
+            return f"{chance.getrandbits(96):024x}"
+
+        door = Door(lambda: keyring, self._parts.pipeline, self._ended, clock, dice, fresh_id)
         slow = config.timeouts.body
         limits = ClientLimits(config.caps.body, slow)
         self._calls = AsgiCalls(door, limits, lambda: self.draining)
