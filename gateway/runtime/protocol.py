@@ -2,7 +2,8 @@
 
 It leans on these internals of uvicorn (hence the narrow pin): `cycle` is the newest request, `pipeline` holds those
 that wait for their turn (newest left), `_start_asgi_task` begins one, `on_response_complete` ends one; a cycle reads
-`disconnected`, `message_event`, `more_body`, `keep_alive`, `chunked_encoding` and `expected_content_length`.
+`disconnected`, `message_event`, `more_body`, `keep_alive`, `waiting_for_100_continue`, `chunked_encoding` and
+`expected_content_length`.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class ClientHttp(HttpToolsProtocol):
                     cycle.expected_content_length = len(message.get("body", b""))
                 await send(message)
                 return
-            headers = [header for header in message["headers"] if header[0] != b"connection"]
+            headers = [header for header in message.get("headers", ()) if header[0] != b"connection"]
             if scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers):
                 # HTTP/1.0 knows no chunks: the body ends where the connection does.
                 unframed, cycle.chunked_encoding = True, False
@@ -231,7 +232,7 @@ class ClientHttp(HttpToolsProtocol):
                 return
             self._running = None
             _gone(running)
-        self.transport.write(_answer(refusal))
+        self.transport.write(_answer(refusal, self.server_state.default_headers))
         self._part()
 
     def _part(self) -> None:
@@ -271,6 +272,7 @@ class ClientHttp(HttpToolsProtocol):
 def _gone(cycle: RequestResponseCycle) -> None:
     """Tell a call that its client is gone."""
     cycle.disconnected = True
+    cycle.waiting_for_100_continue = False
     cycle.message_event.set()
 
 
@@ -279,9 +281,10 @@ def _malformed(error: httptools.HttpParserError) -> Refusal:
     return Refusal(Reason.MALFORMED, "This is no valid HTTP/1.1 request" + ("." if ours else f": {error}."))
 
 
-def _answer(refusal: Refusal) -> bytes:
+def _answer(refusal: Refusal, dated: list[tuple[bytes, bytes]]) -> bytes:
     body = error_body(refusal.reason, refusal.message)
     headers = [
+        *dated,
         *retry_headers(refusal, 0.0),
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
