@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from gateway.api.auth import Keyring
 from gateway.api.errors import error_body, retry_headers
-from gateway.api.faces.asgi import AsgiCalls
+from gateway.api.faces.asgi import AsgiCalls, Receive, Scope, Send
 from gateway.core.refusal import Reason, Refusal, Refused
 from gateway.core.rewrite import CHAT, COMPLETIONS
 from gateway.core.types import Tenant
@@ -29,6 +29,25 @@ class Facts(Protocol):
 
     def models(self, tenant: Tenant) -> dict[str, int | None]:
         """Model names `tenant` may ask for, with their context windows in tokens where known."""
+
+
+class ApiPort:
+    """The API port: a call goes straight to its endpoint, everything else through the application.
+
+    The application knows the endpoint too (it answers the other methods); its middleware costs a call more than
+    finding the way past it.
+    """
+
+    def __init__(self, calls: AsgiCalls, app: FastAPI) -> None:
+        self._calls = calls
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _PATHS:
+            await self._calls(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def api_app(calls: AsgiCalls, facts: Facts, keyring: Callable[[], Keyring]) -> FastAPI:

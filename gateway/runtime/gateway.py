@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 
-from gateway.api.app import api_app
+from gateway.api.app import ApiPort, api_app
 from gateway.api.auth import Keyring
 from gateway.api.faces.asgi import AsgiCalls, ClientLimits
 from gateway.api.openai import Door
@@ -61,7 +61,7 @@ class Gateway:
         self._calls = AsgiCalls(door, limits, lambda: self.draining)
         admin = frozenset(config.admin.keys)
         self._servers = (
-            EmbeddedServer(api_app(self._calls, self, lambda: keyring), slow),
+            EmbeddedServer(ApiPort(self._calls, api_app(self._calls, self, lambda: keyring)), slow),
             EmbeddedServer(ops_app(self._metrics.render, self.snapshot, admin), slow),
         )
         self.draining = False
